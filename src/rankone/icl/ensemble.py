@@ -1,0 +1,218 @@
+"""Many models in one table of parameters, a row a model.
+
+Rows of the same kind and depth are neighbours (a group) and are stepped by one kernel call. The
+table is padded to the longest row, so that an optimiser is a few operations on a matrix.
+
+Models are trained in normalised coordinates: with S = diag(1, …, 1, c), c² = d + E[sigma²] the
+second moment of a label, the tokens S⁻¹ e have entries of order one, and with the Gram matrix
+over n so do all parameters; raw omegas span three orders of magnitude. The change is linear and
+keeps each kind:  P = S P' S⁻¹ / √n,  Q = S⁻¹ Q' S⁻¹ / √n.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from rankone.icl.gradients import loss_and_grad
+from rankone.icl.model import Kind, LinearTransformer, parameter_shapes
+from rankone.tasks.noise import Noise
+from rankone.tasks.regression import NoisyRegression
+
+
+class Run(NamedTuple):
+    """One model to be trained."""
+
+    kind: Kind
+    layers: int
+    noise: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A name that is also a file name."""
+        kind = self.kind.replace("+", "p")
+        return f"{kind}-{self.layers}-{self.noise}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one kind and depth."""
+
+    kind: Kind
+    layers: int
+    rows: slice
+    shapes: dict[str, tuple[int, ...]]
+    stream: Int[Tensor, " R"]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Numbers in `p` and `q` of one model."""
+        return math.prod(self.shapes["p"]), math.prod(self.shapes["q"])
+
+
+class Batch(NamedTuple):
+    """One step's prompts in normalised coordinates, S = noises x seeds streams."""
+
+    gram: Float[Tensor, "S B D D"]
+    weights: Float[Tensor, "S B d"]
+    scale: Float[Tensor, " S"]
+    """Factor from the normalised loss to the loss."""
+
+
+class Ensemble:
+    """Runs, how they lie in the table, and what they read.
+
+    `noises` maps the runs' noise names to distributions. `normalise=False` trains the raw
+    parameters, as the paper does.
+    """
+
+    def __init__(
+        self,
+        runs: list[Run],
+        noises: dict[str, Noise],
+        *,
+        dim: int = 10,
+        context: int = 20,
+        heads: int = 1,
+        device: torch.device | str = "cpu",
+        normalise: bool = True,
+        impl: str = "auto",
+    ) -> None:
+        if not runs:
+            raise ValueError("an ensemble needs at least one run, got none")
+        unknown = sorted({run.noise for run in runs} - noises.keys())
+        if unknown:
+            raise ValueError(f"no noise distribution given for {', '.join(unknown)}")
+        self.runs = sorted(set(runs), key=lambda run: (run.kind, run.layers, run.noise, run.seed))
+        self.dim, self.context, self.heads = dim, context, heads
+        self.device, self.normalise, self.impl = torch.device(device), normalise, impl
+        self.noise_names = sorted({run.noise for run in self.runs})
+        self.noises = [noises[name] for name in self.noise_names]
+        self.seeds = sorted({run.seed for run in self.runs})
+        self.task = NoisyRegression(dim=dim, context=context, noise=self.noises[0])
+        second_moment = [dim + noise.mean_square if normalise else 1.0 for noise in self.noises]
+        self._label_scale = torch.tensor(second_moment, device=self.device).sqrt()
+        self.groups = self._make_groups()
+        self.width = max(sum(group.lengths) for group in self.groups)
+
+    def _make_groups(self) -> list[Group]:
+        groups, start = [], 0
+        while start < len(self.runs):
+            kind, layers = self.runs[start].kind, self.runs[start].layers
+            rows = [run for run in self.runs if (run.kind, run.layers) == (kind, layers)]
+            stream = [
+                self.seeds.index(run.seed) * len(self.noises) + self.noise_names.index(run.noise)
+                for run in rows
+            ]
+            shapes = parameter_shapes(kind, layers, self.dim, self.heads)
+            place = slice(start, start + len(rows))
+            groups.append(
+                Group(kind, layers, place, shapes, torch.tensor(stream, device=self.device))
+            )
+            start = place.stop
+        return groups
+
+    def initial(self, scale: float) -> Float[Tensor, "R width"]:
+        """Small random parameters; a run's do not depend on the runs beside it."""
+        table = torch.zeros(len(self.runs), self.width)
+        for group in self.groups:
+            length = sum(group.lengths)
+            entry = scale / (self.dim + 1) ** 0.5 if group.kind == "full" else scale
+            for row in range(group.rows.start, group.rows.stop):
+                g = Generator().manual_seed(zlib.crc32(self.runs[row].name.encode()))
+                table[row, :length] = entry * torch.randn(length, generator=g)
+        return table.to(self.device)
+
+    def batch(self, size: int, step: int) -> Batch:
+        """The prompts of one step: a function of the seeds and the step, nothing else."""
+        grams, weights = [], []
+        for seed in self.seeds:
+            g = Generator(device=self.device).manual_seed(_mix(seed, step))
+            drawn = self.task.sample_grams(size, self.noises, g)
+            grams.append(drawn.gram)
+            weights.append(drawn.weights)
+        gram, target = torch.stack(grams), torch.stack(weights)
+        c = self._label_scale[None, :, None]
+        if self.normalise:
+            gram = gram / self.context
+            gram[..., :-1, -1] /= c[..., None]
+            gram[..., -1, :-1] /= c[..., None]
+            gram[..., -1, -1] /= c**2
+            target = target / c[..., None]
+        scale = (self._label_scale**2).repeat(len(self.seeds))
+        return Batch(gram.flatten(0, 1), target.flatten(0, 1), scale)
+
+    def loss_and_grad(
+        self, table: Float[Tensor, "R width"], batch: Batch, limit: float = math.inf
+    ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R width"]]:
+        """Loss of every row, and its gradient in the shape of the table."""
+        loss = table.new_empty(len(self.runs))
+        grad = torch.zeros_like(table)
+        for group in self.groups:
+            p, q = self.split(table, group)
+            result = loss_and_grad(
+                group.kind,
+                p,
+                q,
+                batch.gram,
+                batch.weights,
+                group.stream,
+                limit=limit,
+                impl=self.impl,
+            )
+            loss[group.rows] = result.loss * batch.scale[group.stream]
+            n_p, n_q = group.lengths
+            grad[group.rows, :n_p] = result.p.flatten(1)
+            grad[group.rows, n_p : n_p + n_q] = result.q.flatten(1)
+        return loss, grad
+
+    def split(
+        self, table: Float[Tensor, "R width"], group: Group
+    ) -> tuple[Float[Tensor, "R L H *shape"], Float[Tensor, "R L H *shape2"]]:
+        """The parameters p and q of a group's rows."""
+        n_p, n_q = group.lengths
+        rows = table[group.rows]
+        p = rows[:, :n_p].reshape(-1, *group.shapes["p"])
+        q = rows[:, n_p : n_p + n_q].reshape(-1, *group.shapes["q"])
+        return p, q
+
+    def raw_parameters(
+        self, table: Float[Tensor, "R width"], group: Group
+    ) -> tuple[Float[Tensor, "R L H *shape"], Float[Tensor, "R L H *shape2"]]:
+        """p and q of a group in the paper's coordinates, in float64."""
+        p, q = (part.double() for part in self.split(table, group))
+        if not self.normalise:
+            return p, q
+        noise = group.stream % len(self.noises)
+        c = self._label_scale.double()[noise]
+        root = self.context**0.5
+        ones = torch.ones(len(c), self.dim, dtype=c.dtype, device=c.device)
+        s = torch.cat([ones, c[:, None]], dim=1)[:, None, None]  # [R, 1, 1, D]
+        if group.kind == "full":
+            p = p * s[..., :, None] / s[..., None, :] / root
+            return p, q / s[..., :, None] / s[..., None, :] / root
+        tail = s[..., -q.shape[-1] - (1 if group.kind == "gd++" else 0) :][..., : q.shape[-1]]
+        return p / root, q / tail**2 / root
+
+    def models(self, table: Float[Tensor, "R width"]) -> dict[Run, LinearTransformer]:
+        """The trained models, in the paper's coordinates."""
+        found = {}
+        for group in self.groups:
+            p, q = self.raw_parameters(table, group)
+            for k, run in enumerate(self.runs[group.rows]):
+                found[run] = LinearTransformer.from_parameters(
+                    run.kind, p[k].cpu(), q[k].cpu(), self.dim
+                )
+        return found
+
+
+def _mix(seed: int, step: int) -> int:
+    """A seed for the prompts of one step, different for every (seed, step)."""
+    return zlib.crc32(f"prompts-{seed}-{step}".encode()) + (seed << 32)

@@ -1,0 +1,47 @@
+"""The definition: the Gram recursion of many models, differentiated by autograd."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rankone.icl.model import Kind, expand_matrices
+
+
+def implicit_weights(
+    P: Float[Tensor, "R L H D D"], Q: Float[Tensor, "R L H D D"], gram: Float[Tensor, "R B D D"]
+) -> Float[Tensor, "R B d"]:
+    """Weights that each model reads off its prompts."""
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    transform = eye
+    for layer in range(P.shape[1]):
+        p, q = P[:, layer, :, None], Q[:, layer, :, None]  # [R, H, 1, D, D]
+        n = eye + (p @ gram[:, None] @ q).sum(1)
+        transform = n @ transform
+        gram = n @ gram @ n.mT
+    return -transform[..., -1, :-1]
+
+
+def loss_and_grad(
+    kind: Kind,
+    p: Float[Tensor, "R L H *shape"],
+    q: Float[Tensor, "R L H *shape2"],
+    gram: Float[Tensor, "S B D D"],
+    weights: Float[Tensor, "S B d"],
+    stream: Int[Tensor, " R"],
+    limit: float = math.inf,
+) -> tuple[Float[Tensor, " R"], Float[Tensor, "R *shape"], Float[Tensor, "R *shape2"]]:
+    """½ mean ‖w_hat - w‖² (tempered by `limit`) and its gradient."""
+    with torch.enable_grad():
+        p, q = p.detach().requires_grad_(), q.detach().requires_grad_()
+        P, Q = expand_matrices(kind, p, q, weights.shape[-1])
+        error = implicit_weights(P, Q, gram[stream]) - weights[stream]
+        square = error.square().sum(-1)
+        if math.isfinite(limit):
+            square = limit * torch.asinh(square / limit)
+        loss = square.mean(-1) / 2
+        grad_p, grad_q = torch.autograd.grad(loss.sum(), (p, q))
+    return loss.detach(), grad_p, grad_q

@@ -1,0 +1,152 @@
+"""Distributions of the label noise, always as standard deviations.
+
+A distribution is known by its quantile function (so that several of them can share the same
+uniform draws), its mean square, and a quadrature rule for integrals over it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def _check_deviation(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite standard deviation >= 0, got {value}")
+
+
+class Noise(ABC):
+    """A distribution of the noise's standard deviation sigma; one draw a prompt."""
+
+    @abstractmethod
+    def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Maps uniform draws in [0, 1) to standard deviations."""
+
+    @property
+    @abstractmethod
+    def mean_square(self) -> float:
+        """E[sigma^2]: also the variance that the best constant ridge uses."""
+
+    @abstractmethod
+    def quadrature(self, nodes: int = 200) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        """Points sigma_k and weights, so that E[f(sigma)] is close to sum_k weight_k f(sigma_k)."""
+
+    @property
+    @abstractmethod
+    def largest(self) -> float:
+        """The largest standard deviation that can be drawn."""
+
+
+@dataclass(frozen=True)
+class Uniform(Noise):
+    """Standard deviations uniform on [low, high].
+
+    >>> Uniform(0, 6).mean_square
+    12.0
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_deviation("low", self.low)
+        _check_deviation("high", self.high)
+        if self.high < self.low:
+            raise ValueError(f"high must be >= low, got low={self.low}, high={self.high}")
+
+    def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return self.low + (self.high - self.low) * u
+
+    @property
+    def mean_square(self) -> float:
+        return (self.low**2 + self.low * self.high + self.high**2) / 3
+
+    def quadrature(self, nodes: int = 200) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        """Gauss–Legendre in t with sigma = low + (high - low) t².
+
+        The square makes the points dense near `low`: the posterior of a small sigma is narrow
+        in proportion to sigma.
+        """
+        if self.high == self.low:
+            return torch.tensor([float(self.low)], dtype=torch.float64), torch.ones(
+                1, dtype=torch.float64
+            )
+        import numpy as np
+
+        t, weight = np.polynomial.legendre.leggauss(nodes)
+        t, weight = (t + 1) / 2, weight / 2
+        sigma = self.low + (self.high - self.low) * t**2
+        return torch.from_numpy(sigma), torch.from_numpy(2 * t * weight)
+
+    @property
+    def largest(self) -> float:
+        return float(self.high)
+
+
+@dataclass(frozen=True)
+class Categorical(Noise):
+    """A standard deviation chosen uniformly from a few values.
+
+    >>> Categorical((1, 3)).mean_square
+    5.0
+    """
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values must hold at least one standard deviation, got none")
+        for value in self.values:
+            _check_deviation("each of values", value)
+
+    def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        table = torch.tensor(self.values, dtype=u.dtype, device=u.device)
+        return table[(u * len(self.values)).long().clamp_(max=len(self.values) - 1)]
+
+    @property
+    def mean_square(self) -> float:
+        return sum(value**2 for value in self.values) / len(self.values)
+
+    def quadrature(self, nodes: int = 200) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        count = len(self.values)
+        points = torch.tensor(self.values, dtype=torch.float64)
+        return points, torch.full((count,), 1 / count, dtype=torch.float64)
+
+    @property
+    def largest(self) -> float:
+        return float(max(self.values))
+
+
+@dataclass(frozen=True)
+class Fixed(Noise):
+    """One known standard deviation.
+
+    >>> Fixed(0.5).mean_square
+    0.25
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_deviation("value", self.value)
+
+    def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return torch.full_like(u, self.value)
+
+    @property
+    def mean_square(self) -> float:
+        return float(self.value) ** 2
+
+    def quadrature(self, nodes: int = 200) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        return torch.tensor([float(self.value)], dtype=torch.float64), torch.ones(
+            1, dtype=torch.float64
+        )
+
+    @property
+    def largest(self) -> float:
+        return float(self.value)

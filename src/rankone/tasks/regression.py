@@ -1,0 +1,175 @@
+"""Prompts of noisy linear regression, as tokens or as their Gram matrix.
+
+One prompt: weights w ~ N(0, I), noise level sigma ~ p, examples x_i ~ N(0, C) and
+y_i = <w, x_i> + sigma xi_i with xi_i ~ N(0, 1), for i = 1..n. The query's target is noise-free.
+
+A linear transformer sees a prompt only through the Gram matrix of its context tokens
+e_i = (x_i, y_i), the (d+1) x (d+1) matrix sum_i e_i e_iᵀ. That matrix is drawn here without
+drawing tokens. With Z = [x_1 … x_n; xi_1 … xi_n] standard normal, Z Zᵀ is a Wishart matrix whose
+triangular Bartlett factor A has chi-distributed diagonal and normal entries below it, so
+
+    gram = (K A)(K A)ᵀ,   K = [[chol C, 0], [wᵀ chol C, sigma]],
+
+at a cost that does not depend on n.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from rankone.tasks.noise import Noise
+
+
+class Prompts(NamedTuple):
+    """A batch of token prompts; the last token is the query and its y is 0."""
+
+    tokens: Float[Tensor, "B T D"]
+    target: Float[Tensor, " B"]
+    weights: Float[Tensor, "B d"]
+    sigma: Float[Tensor, " B"]
+
+
+class Grams(NamedTuple):
+    """A batch of prompts reduced to their Gram matrices (plain sums, no 1/n)."""
+
+    gram: Float[Tensor, "*S B D D"]
+    weights: Float[Tensor, "*S B d"]
+    sigma: Float[Tensor, "*S B"]
+
+
+def as_generator(generator: Generator | int, device: str | torch.device = "cpu") -> Generator:
+    """A generator as it is, or a new one on `device` from a seed."""
+    if isinstance(generator, Generator):
+        return generator
+    return Generator(device=device).manual_seed(generator)
+
+
+class NoisyRegression:
+    """Noisy linear regression in context (Vladymyrov et al. 2024, section 2).
+
+    `dim` features, `context` examples, `noise` a distribution of standard deviations,
+    `covariance` of the features (identity if None).
+
+    >>> from rankone.tasks.noise import Uniform
+    >>> task = NoisyRegression(dim=10, context=20, noise=Uniform(0, 5))
+    >>> task.sample(3, generator=0).tokens.shape
+    torch.Size([3, 21, 11])
+    >>> task.sample_gram(3, generator=0).gram.shape
+    torch.Size([3, 11, 11])
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int = 10,
+        context: int = 20,
+        noise: Noise,
+        covariance: Float[Tensor, "d d"] | None = None,
+    ) -> None:
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim}")
+        if context < 1:
+            raise ValueError(f"context must hold at least 1 example, got {context}")
+        if not isinstance(noise, Noise):
+            raise ValueError(f"noise must be Uniform, Categorical or Fixed, got {noise!r}")
+        self.dim, self.context, self.noise = dim, context, noise
+        self.covariance = covariance
+        self._factor = None if covariance is None else _cholesky(covariance, dim)
+
+    def sample(
+        self, batch: int, *, generator: Generator | int, dtype: torch.dtype = torch.float32
+    ) -> Prompts:
+        """Draws token prompts on the generator's device."""
+        _check_batch(batch)
+        g = as_generator(generator)
+        options = {"generator": g, "device": g.device, "dtype": dtype}
+        n, d = self.context, self.dim
+        weights = torch.randn(batch, d, **options)
+        sigma = self.noise.quantile(torch.rand(batch, **options))
+        x = torch.randn(batch, n + 1, d, **options)
+        if self._factor is not None:
+            x = x @ self._factor.to(x).mT
+        y = (x @ weights[:, :, None]).squeeze(-1)
+        target = y[:, n].clone()
+        y = y + sigma[:, None] * torch.randn(batch, n + 1, **options)
+        y[:, n] = 0
+        return Prompts(torch.cat([x, y[:, :, None]], dim=2), target, weights, sigma)
+
+    def sample_gram(
+        self, batch: int, *, generator: Generator | int, dtype: torch.dtype = torch.float32
+    ) -> Grams:
+        """Draws Gram matrices directly, at a cost that does not depend on `context`."""
+        return Grams(*(t[0] for t in self.sample_grams(batch, [self.noise], generator, dtype)))
+
+    def sample_grams(
+        self,
+        batch: int,
+        noises: list[Noise],
+        generator: Generator | int,
+        dtype: torch.dtype = torch.float32,
+    ) -> Grams:
+        """The same prompts under several noise distributions: a leading axis S = len(noises).
+
+        The features, weights, unit noise and the quantile of sigma are shared, so a stream of
+        prompts does not depend on which other noise distributions are drawn beside it.
+        """
+        _check_batch(batch)
+        g = as_generator(generator)
+        options = {"generator": g, "device": g.device, "dtype": dtype}
+        d = self.dim
+        weights = torch.randn(batch, d, **options)
+        u = torch.rand(batch, **options)
+        factor = bartlett(batch, d + 1, self.context, generator=g, dtype=dtype)
+        features, unit_noise = factor[:, :d], factor[:, d]
+        if self._factor is not None:
+            features = self._factor.to(features) @ features
+        clean = (weights[:, None] @ features).squeeze(1)
+        sigma = torch.stack([noise.quantile(u) for noise in noises])
+        labels = clean + sigma[:, :, None] * unit_noise
+        streams = len(noises)
+        rows = torch.cat([features.expand(streams, *features.shape), labels[:, :, None]], dim=2)
+        return Grams(rows @ rows.mT, weights.expand(streams, batch, d).contiguous(), sigma)
+
+
+def bartlett(
+    batch: int,
+    size: int,
+    degrees: int,
+    *,
+    generator: Generator,
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "B size m"]:
+    """Factors A with A Aᵀ ~ Wishart(size, degrees), m = min(size, degrees) columns.
+
+    Bartlett 1933: A is lower triangular (trapezoidal if degrees < size), A_ii² ~ chi² with
+    degrees - i degrees of freedom (i from 0), standard normal below the diagonal.
+    """
+    columns = min(size, degrees)
+    device = generator.device
+    factor = torch.randn(batch, size, columns, generator=generator, device=device, dtype=dtype)
+    half = torch.arange(degrees, degrees - columns, -1, device=device, dtype=dtype) / 2
+    # The public gamma sampler takes no generator; this is the operator behind it.
+    chi_square = 2 * torch._standard_gamma(half.expand(batch, columns), generator=generator)
+    factor = factor.tril_()
+    factor.diagonal(dim1=1, dim2=2).copy_(chi_square.sqrt())
+    return factor
+
+
+def _check_batch(batch: int) -> None:
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+
+
+def _cholesky(covariance: Tensor, dim: int) -> Tensor:
+    if covariance.shape != (dim, dim):
+        raise ValueError(
+            f"covariance must have shape [d, d] = ({dim}, {dim}), got {tuple(covariance.shape)}"
+        )
+    factor, info = torch.linalg.cholesky_ex(covariance.double())
+    if info.item() != 0 or not torch.allclose(covariance, covariance.mT):
+        raise ValueError("covariance must be symmetric and positive definite")
+    return factor
