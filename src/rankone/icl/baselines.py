@@ -44,7 +44,10 @@ class Spectrum(NamedTuple):
         if gram.dim() != 3 or gram.shape[1] != gram.shape[2] or gram.shape[1] < 2:
             raise ValueError(f"gram must have shape [B, d+1, d+1], got {tuple(gram.shape)}")
         gram = gram.double()
-        values, vectors = torch.linalg.eigh(gram[:, :-1, :-1])
+        # cuSOLVER's batched solver fails on batches of 65,536 and more.
+        parts = [torch.linalg.eigh(part) for part in gram[:, :-1, :-1].split(32768)]
+        values = torch.cat([part.eigenvalues for part in parts])
+        vectors = torch.cat([part.eigenvectors for part in parts])
         alpha = (vectors.mT @ gram[:, :-1, -1:]).squeeze(-1)
         return cls(values.clamp_min(0), vectors, alpha, gram[:, -1, -1])
 

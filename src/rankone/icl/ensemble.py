@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +40,18 @@ class Run(NamedTuple):
         """A name that is also a file name."""
         kind = self.kind.replace("+", "p")
         return f"{kind}-{self.layers}-{self.noise}-seed{self.seed}"
+
+
+class Row(NamedTuple):
+    """One row of the table: a run from one of its starts."""
+
+    run: Run
+    start: int
+
+    @property
+    def name(self) -> str:
+        """The run's name; further starts are numbered."""
+        return self.run.name + (f"-start{self.start}" if self.start else "")
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,8 @@ class Ensemble:
     """Runs, how they lie in the table, and what they read.
 
     `noises` maps the runs' noise names to distributions. `normalise=False` trains the raw
-    parameters, as the paper does.
+    parameters, as the paper does. With `starts` > 1 each run has that many rows, which differ in
+    their initial parameters only.
     """
 
     def __init__(
@@ -81,6 +95,7 @@ class Ensemble:
         dim: int = 10,
         context: int = 20,
         heads: int = 1,
+        starts: int = 1,
         device: torch.device | str = "cpu",
         normalise: bool = True,
         impl: str = "auto",
@@ -91,6 +106,8 @@ class Ensemble:
         if unknown:
             raise ValueError(f"no noise distribution given for {', '.join(unknown)}")
         self.runs = sorted(set(runs), key=lambda run: (run.kind, run.layers, run.noise, run.seed))
+        self.rows = [Row(run, start) for run in self.runs for start in range(starts)]
+        self.starts = starts
         self.dim, self.context, self.heads = dim, context, heads
         self.device, self.normalise, self.impl = torch.device(device), normalise, impl
         self.noise_names = sorted({run.noise for run in self.runs})
@@ -103,30 +120,30 @@ class Ensemble:
         self.width = max(sum(group.lengths) for group in self.groups)
 
     def _make_groups(self) -> list[Group]:
-        groups, start = [], 0
-        while start < len(self.runs):
-            kind, layers = self.runs[start].kind, self.runs[start].layers
-            rows = [run for run in self.runs if (run.kind, run.layers) == (kind, layers)]
+        groups, first = [], 0
+        while first < len(self.rows):
+            kind, layers = self.rows[first].run.kind, self.rows[first].run.layers
+            rows = [run for run, _ in self.rows if (run.kind, run.layers) == (kind, layers)]
             stream = [
                 self.seeds.index(run.seed) * len(self.noises) + self.noise_names.index(run.noise)
                 for run in rows
             ]
             shapes = parameter_shapes(kind, layers, self.dim, self.heads)
-            place = slice(start, start + len(rows))
+            place = slice(first, first + len(rows))
             groups.append(
                 Group(kind, layers, place, shapes, torch.tensor(stream, device=self.device))
             )
-            start = place.stop
+            first = place.stop
         return groups
 
     def initial(self, scale: float) -> Float[Tensor, "R width"]:
         """Small random parameters; a run's do not depend on the runs beside it."""
-        table = torch.zeros(len(self.runs), self.width)
+        table = torch.zeros(len(self.rows), self.width)
         for group in self.groups:
             length = sum(group.lengths)
             entry = scale / (self.dim + 1) ** 0.5 if group.kind == "full" else scale
             for row in range(group.rows.start, group.rows.stop):
-                g = Generator().manual_seed(zlib.crc32(self.runs[row].name.encode()))
+                g = Generator().manual_seed(zlib.crc32(self.rows[row].name.encode()))
                 table[row, :length] = entry * torch.randn(length, generator=g)
         return table.to(self.device)
 
@@ -153,7 +170,7 @@ class Ensemble:
         self, table: Float[Tensor, "R width"], batch: Batch, limit: float = math.inf
     ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R width"]]:
         """Loss of every row, and its gradient in the shape of the table."""
-        loss = table.new_empty(len(self.runs))
+        loss = table.new_empty(len(self.rows))
         grad = torch.zeros_like(table)
         for group in self.groups:
             p, q = self.split(table, group)
@@ -172,6 +189,25 @@ class Ensemble:
             grad[group.rows, :n_p] = result.p.flatten(1)
             grad[group.rows, n_p : n_p + n_q] = result.q.flatten(1)
         return loss, grad
+
+    def compile(self) -> None:
+        """Compiles the kernels of all groups side by side; without this they wait for each other.
+
+        Only the GPU's kernels are compiled a depth at a time, and only compiling leaves Python
+        free to compile the next.
+        """
+        if self.device.type != "cuda":
+            return
+        table, batch = self.initial(0.01), self.batch(8, step=-1)
+
+        def first_call(group: Group) -> None:
+            p, q = self.split(table, group)
+            prompts = (batch.gram, batch.weights, group.stream)
+            loss_and_grad(group.kind, p, q, *prompts, limit=1.0, impl=self.impl)
+
+        deepest_first = sorted(self.groups, key=lambda group: -group.layers)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(first_call, deepest_first))
 
     def split(
         self, table: Float[Tensor, "R width"], group: Group
@@ -206,7 +242,7 @@ class Ensemble:
         found = {}
         for group in self.groups:
             p, q = self.raw_parameters(table, group)
-            for k, run in enumerate(self.runs[group.rows]):
+            for k, (run, _) in enumerate(self.rows[group.rows]):
                 found[run] = LinearTransformer.from_parameters(
                     run.kind, p[k].cpu(), q[k].cpu(), self.dim
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankone.icl.ensemble import Ensemble
-from rankone.icl.model import LinearTransformer
 from rankone.storage import read_tensors, write_tensors
 
 CHECK_EVERY = 50
@@ -28,26 +27,39 @@ class Recipe:
     """Updates of every model."""
     batch: int = 2048
     """Prompts an update."""
-    learning_rate: float = 0.02
+    learning_rate: float = 0.04
     """Peak learning rate of Adam."""
     warmup: float = 0.05
     """Part of the steps in which the learning rate rises from 0."""
     schedule: str = "cosine"
     """"cosine" to 0, or "constant"."""
     beta1: float = 0.9
-    beta2: float = 0.99
+    beta2: float = 0.95
     epsilon: float = 1e-12
     clip: float | None = 2.0
-    """Gradients longer than this times their running length are shortened; None: never."""
+    """Gradients longer than this times their running length are shortened (None: never) …"""
+    last_clip: float = 100.0
+    """… at the end of training longer than this times; in between the factor grows geometrically.
+    A clipped mean is biased against rare bad prompts, so clipping has to fade out."""
     limit: float = 10.0
     """Squared errors far above this count logarithmically (see `loss_and_grad`) …"""
-    last_limit: float = 1000.0
+    last_limit: float = 1e5
     """… and at the end of training far above this; in between the limit grows geometrically."""
-    initial_scale: float = 0.2
+    initial_scale: float = 0.3
     """Standard deviation of the initial P and Q as operators: entries of full matrices are √D
     times smaller."""
     normalise: bool = True
     """Train in normalised coordinates (see `ensemble`)."""
+    heats: int = 6
+    """Starts of every run; a short training of each decides which one is trained in full."""
+    heat_steps: int = 800
+    """Updates of a heat, with a schedule of its own."""
+    heat_batch: int = 256
+    """Prompts an update of a heat."""
+
+    def heat(self) -> Recipe:
+        """The recipe of a heat."""
+        return replace(self, steps=self.heat_steps, batch=self.heat_batch, heats=1)
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
@@ -57,6 +69,12 @@ class Recipe:
             return self.learning_rate * rise
         done = max(0.0, (step - warm) / max(1.0, self.steps - warm))
         return self.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def clip_at(self, step: int) -> float | None:
+        """Clipping factor of a step, counted from 0."""
+        if self.clip is None:
+            return None
+        return float(self.clip * (self.last_clip / self.clip) ** (step / self.steps))
 
     def limit_at(self, step: int) -> float:
         """Limit of a step, counted from 0."""
@@ -76,6 +94,7 @@ PAPER = Recipe(
     limit=math.inf,
     initial_scale=0.02,
     normalise=False,
+    heats=1,
 )
 """The recipe that the paper states: Adam, 1e-4, 200,000 steps of 2,048 prompts. What it does not
 state (betas, initialisation, no clipping) is chosen here."""
@@ -106,10 +125,12 @@ class State:
     step: int = 0
 
     @classmethod
-    def fresh(cls, ensemble: Ensemble, recipe: Recipe) -> State:
-        """The state before the first step."""
-        table = ensemble.initial(recipe.initial_scale)
-        zeros = torch.zeros(len(ensemble.runs), device=ensemble.device)
+    def fresh(
+        cls, ensemble: Ensemble, recipe: Recipe, table: Float[Tensor, "R width"] | None = None
+    ) -> State:
+        """The state before the first step, from given parameters or random ones."""
+        table = ensemble.initial(recipe.initial_scale) if table is None else table
+        zeros = torch.zeros(len(ensemble.rows), device=ensemble.device)
         return cls(
             table=table,
             mean=torch.zeros_like(table),
@@ -163,8 +184,9 @@ def update(
     state.broken |= ~fine
     grad = torch.where(fine[:, None], grad, 0.0)
     norm = torch.where(fine, norm, 0.0)
-    if recipe.clip is not None:
-        limit = torch.where(state.length > 0, recipe.clip * state.length, norm)
+    clip = recipe.clip_at(state.step)
+    if clip is not None:
+        limit = torch.where(state.length > 0, clip * state.length, norm)
         grad = grad * (limit / norm.clamp_min(1e-30)).clamp_max(1.0)[:, None]
         grown = torch.minimum(norm, limit)
         first = state.length == 0
@@ -203,6 +225,14 @@ def look(state: State, dim: int) -> list[int]:
     return [int(row) for row in diverged.nonzero().flatten()]
 
 
+def winners(ensemble: Ensemble, state: State) -> Float[Tensor, "R width"]:
+    """The parameters of each run's best start, judged on prompts that training did not see."""
+    loss, _ = ensemble.loss_and_grad(state.table, ensemble.batch(8192, step=-1), limit=1e3)
+    loss = torch.where(torch.isfinite(loss), loss, math.inf).view(-1, ensemble.starts)
+    rows = torch.arange(len(ensemble.runs), device=loss.device) * ensemble.starts + loss.argmin(1)
+    return state.table[rows].clone()
+
+
 def train(
     ensemble: Ensemble,
     recipe: Recipe,
@@ -226,7 +256,7 @@ def train(
         messages = []
         if state.step % CHECK_EVERY == 0 or state.step == recipe.steps:
             for row in look(state, ensemble.dim):
-                name, rate = ensemble.runs[row].name, float(state.rate[row])
+                name, rate = ensemble.rows[row].name, float(state.rate[row])
                 messages.append(
                     f"{name} diverged before step {state.step}: restarted from its last healthy "
                     f"parameters with {rate:g} of the learning rate"

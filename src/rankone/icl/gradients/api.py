@@ -26,8 +26,8 @@ class LossAndGrad(NamedTuple):
     """Mean loss a member, and the gradient of it for the member's parameters."""
 
     loss: Float[Tensor, " R"]
-    p: Float[Tensor, "R *shape"]
-    q: Float[Tensor, "R *shape2"]
+    p: Float[Tensor, R * shape]
+    q: Float[Tensor, R * shape2]
 
 
 def choose(impl: str, device: torch.device, dim: int) -> tuple[str, str]:
@@ -91,7 +91,9 @@ def loss_and_grad(
         from rankone.icl.gradients import fused_cpu as fused
     else:
         from rankone.icl.gradients import fused_gpu as fused  # type: ignore[no-redef]
+    gram, weights = gram.contiguous(), weights.contiguous()  # the kernels count elements
     if kind == "full":
+        p, q = p.contiguous(), q.contiguous()
         return LossAndGrad(*fused.full_loss_and_grad(p, q, gram, weights, stream, limit))
     # One head or many, a diagonal model acts through omega = sum_h p_h q_hᵀ alone.
     wide_q = torch.cat([q, torch.zeros_like(q)], dim=-1) if kind == "gd++" else q

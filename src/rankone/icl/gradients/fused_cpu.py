@@ -32,6 +32,7 @@ from numba import prange
 from torch import Tensor
 
 from rankone.icl.gradients.lanes import lane_count, lane_dot
+from rankone.icl.gradients.reference import EXPLODED
 
 CHUNK_BLOCKS = 8
 """Blocks of lanes a task works through: enough to amortise its scratch memory."""
@@ -121,28 +122,41 @@ def _block_io(D, W):
                 out[i, j] = total * scale
 
     @_jit()
-    def loss_of(r, weights, first, count, limit, g):
+    def drop_exploded(r, weights, first, count, limit, G):
+        """Empties the lanes of prompts that exploded; how many there were."""
+        dropped = 0
+        for b in range(count):
+            square = 0.0
+            for i in range(D - 1):
+                square += (r[0, i, b] + weights[first + b, i]) ** 2
+            if not square <= EXPLODED and limit < np.inf:
+                G[:, :, b] = 0
+                dropped += 1
+        return dropped
+
+    @_jit()
+    def loss_of(r, weights, first, count, limit, G, g):
         """Loss of a block from r_0, and its gradient in g."""
         total = 0.0
         for b in range(W):
             square = 0.0
-            g[D - 1, 0, b] = 0
-            for i in range(D - 1):
-                error = -r[0, i, b] - weights[first + b, i] if b < count else 0 * r[0, i, b]
-                g[i, 0, b] = -error
-                square += error * error
-            if square * 0 != 0:  # not finite: the member's loss and gradient tell
-                total += square
-            elif square < 1e-3 * limit:
+            g[:, 0, b] = 0
+            if b < count and (limit == np.inf or G[0, 0, b] != 0):
+                for i in range(D - 1):
+                    error = -r[0, i, b] - weights[first + b, i]
+                    g[i, 0, b] = -error
+                    square += error * error
+            elif b < count:
+                square = EXPLODED
+            if square < 1e-3 * limit:
                 total += 0.5 * square
             else:
                 total += 0.5 * limit * np.arcsinh(square / limit)
-                scale = 1 / np.sqrt(1 + (square / limit) ** 2)
                 for i in range(D - 1):
-                    g[i, 0, b] *= scale
+                    g[i, 0, b] /= np.sqrt(1 + (square / limit) ** 2)
         return total
 
-    return load, sum_lanes, loss_of
+    return load, sum_lanes, drop_exploded, loss_of
 
 
 @cache
@@ -177,7 +191,7 @@ def _products(D, W):
 @cache
 @no_type_check
 def _full_kernel(D, W):
-    load, sum_lanes, loss_of = _block_io(D, W)
+    load, sum_lanes, drop_exploded, loss_of = _block_io(D, W)
     op = _products(D, W)
     nn, nt_symmetric, tn_symmetric_add = op["nn"], op["nt_symmetric"], op["tn_symmetric_add"]
     nn_add, tn_add, row, column = op["nn_add"], op["tn_add"], op["row"], op["column"]
@@ -270,7 +284,9 @@ def _full_kernel(D, W):
                 if count > 0:
                     load(gram[s], first, count, G[0])
                     forward(P[member], Q[member], G, A, N, M, a, r)
-                    total += loss_of(r[0], weights[s], first, count, limit, g[0])
+                    if drop_exploded(r[0], weights[s], first, count, limit, G[0]):
+                        forward(P[member], Q[member], G, A, N, M, a, r)
+                    total += loss_of(r[0], weights[s], first, count, limit, G[0], g[0])
                     backward(P[member], Q[member], G, A, N, M, a, r, g, v, X, Y, Z, dP, dQ)
             loss[member, chunk] = total
             for layer in range(L):
@@ -284,7 +300,7 @@ def _full_kernel(D, W):
 @cache
 @no_type_check
 def _diag_kernel(D, W):
-    load, _, loss_of = _block_io(D, W)
+    load, _, drop_exploded, loss_of = _block_io(D, W)
     op = _products(D, W)
     nn, nt_symmetric, tn_symmetric_add = op["nn"], op["nt_symmetric"], op["tn_symmetric_add"]
     nn_add, row, column, outer = op["nn_add"], op["row"], op["column"], op["outer"]
@@ -374,7 +390,9 @@ def _diag_kernel(D, W):
                 if count > 0:
                     load(gram[s], first, count, G[0])
                     forward(omega[member], G, N, M, r)
-                    total += loss_of(r[0], weights[s], first, count, limit, g[0])
+                    if drop_exploded(r[0], weights[s], first, count, limit, G[0]):
+                        forward(omega[member], G, N, M, r)
+                    total += loss_of(r[0], weights[s], first, count, limit, G[0], g[0])
                     backward(omega[member], G, N, M, r, g, Y, Z, lanes)
             loss[member, chunk] = total
             for layer in range(L):
@@ -387,7 +405,7 @@ def _diag_kernel(D, W):
 @cache
 @no_type_check
 def _read_kernel(D, W):
-    load, _, _ = _block_io(D, W)
+    load, _, _, _ = _block_io(D, W)
     op = _products(D, W)
     nn, nt_symmetric, row = op["nn"], op["nt_symmetric"], op["row"]
     shared_left, shared_right_eye = op["shared_left"], op["shared_right_eye"]

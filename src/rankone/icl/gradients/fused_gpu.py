@@ -46,6 +46,9 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rankone.icl.gradients.reference import EXPLODED
+
+EXPLODED_AT = tl.constexpr(EXPLODED)
 MAX_SIZE = 32
 """The largest D = d + 1 that the kernels take."""
 
@@ -347,11 +350,30 @@ def _times_column(m, v):
 @triton.jit
 @no_type_check
 def _temper(square, sharpness):
-    """asinh(square · sharpness) / sharpness and its derivative; sharpness = 1 / limit may be 0."""
+    """asinh(square · sharpness) / sharpness, its derivative, and whether it did not explode.
+
+    Sharpness = 1 / limit may be 0: then nothing counts as exploded.
+    """
+    fine = (square <= EXPLODED_AT) | (sharpness == 0.0)
+    square = tl.where(fine, square, EXPLODED_AT)
     x = square * sharpness
     root = tl.sqrt(1.0 + x * x)
     large = tl.log(x + root) / tl.maximum(sharpness, 1e-30)
-    return tl.where(x < 1e-2, square * (1.0 - x * x / 6.0), large), 1.0 / root
+    return tl.where(x < 1e-2, square * (1.0 - x * x / 6.0), large), 1.0 / root, fine
+
+
+@triton.jit
+@no_type_check
+def _keep(fine, tensors):
+    """Zeros where a sequence exploded, so that it adds nothing to any gradient."""
+    kept = ()
+    for k in tl.static_range(len(tensors)):
+        t = tensors[k]
+        if len(t.shape) == 3:
+            kept = kept + (tl.where(fine[:, None, None], t, 0.0),)
+        else:
+            kept = kept + (tl.where(fine[:, None], t, 0.0),)
+    return kept
 
 
 @triton.jit
@@ -475,9 +497,12 @@ def _full_kernel(
             r = _row_times(r, steps[l])
             rows = (r,) + rows
         error = tl.where((i < D - 1)[None, :], -r - w, 0.0)
-        counted, weight = _temper(tl.sum(error * error, axis=1), sharpness)
+        counted, weight, fine = _temper(tl.sum(error * error, axis=1), sharpness)
         loss += counted
-        v = -error * weight[:, None]
+        v = tl.where(fine[:, None], -error * weight[:, None], 0.0)
+        g = tl.where(fine[:, None, None], g, 0.0)
+        grams, steps, rows = _keep(fine, grams), _keep(fine, steps), _keep(fine, rows)
+        us = _keep(fine, us)
         columns = (v,)
         for l in tl.static_range(L - 1):
             v = _times_column(steps[l], v)
@@ -619,9 +644,12 @@ def _diag_kernel(
             r = _row_times(r, steps[l])
             rows = (r,) + rows
         error = tl.where((i < D - 1)[None, :], -r - w, 0.0)
-        counted, weight = _temper(tl.sum(error * error, axis=1), sharpness)
+        counted, weight, fine = _temper(tl.sum(error * error, axis=1), sharpness)
         loss += counted
-        v = -error * weight[:, None]
+        v = tl.where(fine[:, None], -error * weight[:, None], 0.0)
+        g = tl.where(fine[:, None, None], g, 0.0)
+        grams, steps, rows = _keep(fine, grams), _keep(fine, steps), _keep(fine, rows)
+        g_row = tl.where(fine[:, None], g_row, 0.0)
         columns = (v,)
         for l in tl.static_range(L - 1):
             v = _times_column(steps[l], v)

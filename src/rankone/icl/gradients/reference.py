@@ -10,6 +10,10 @@ from torch import Tensor
 
 from rankone.icl.model import Kind, expand_matrices
 
+EXPLODED = 1e8
+"""With a finite limit, a prompt with a larger squared error than this has a loss but no gradient:
+float32 would soon overflow, and prompts that explode less say in which direction to go."""
+
 
 def implicit_weights(
     P: Float[Tensor, "R L H D D"], Q: Float[Tensor, "R L H D D"], gram: Float[Tensor, "R B D D"]
@@ -33,15 +37,20 @@ def loss_and_grad(
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
     limit: float = math.inf,
-) -> tuple[Float[Tensor, " R"], Float[Tensor, "R *shape"], Float[Tensor, "R *shape2"]]:
+) -> tuple[Float[Tensor, " R"], Float[Tensor, R * shape], Float[Tensor, R * shape2]]:
     """½ mean ‖w_hat - w‖² (tempered by `limit`) and its gradient."""
     with torch.enable_grad():
         p, q = p.detach().requires_grad_(), q.detach().requires_grad_()
         P, Q = expand_matrices(kind, p, q, weights.shape[-1])
-        error = implicit_weights(P, Q, gram[stream]) - weights[stream]
-        square = error.square().sum(-1)
+        gram, weights = gram[stream], weights[stream]
         if math.isfinite(limit):
-            square = limit * torch.asinh(square / limit)
+            with torch.no_grad():
+                square = (implicit_weights(P, Q, gram) - weights).square().sum(-1)
+                exploded = ~(square <= EXPLODED)
+            gram = torch.where(exploded[..., None, None], 0.0, gram)
+        square = (implicit_weights(P, Q, gram) - weights).square().sum(-1)
+        if math.isfinite(limit):
+            square = limit * torch.asinh(torch.where(exploded, EXPLODED, square) / limit)
         loss = square.mean(-1) / 2
         grad_p, grad_q = torch.autograd.grad(loss.sum(), (p, q))
     return loss.detach(), grad_p, grad_q

@@ -1,0 +1,75 @@
+"""What can be reproduced, in three sizes. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rankone.icl.published import NOISES
+
+FIGURES = tuple(f"fig{number}" for number in range(1, 8))
+TARGETS = ("table1", *FIGURES, "all")
+KINDS = ("gd++", "diag", "full")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The size of a reproduction."""
+
+    name: str
+    noises: tuple[str, ...]
+    """Noise distributions, named as in the published table."""
+    layers: tuple[int, ...]
+    """Depths of the models."""
+    extra_layers: tuple[int, ...]
+    """Further depths at U(0, 5), for figures 5 to 7."""
+    seeds: int
+    """Runs a cell; the best is reported."""
+    recipe: dict[str, Any]
+    """Changes to the default `Recipe`."""
+    sequences: int
+    """Prompts of the evaluation."""
+    profile_sequences: int
+    """Prompts at each noise level of a profile."""
+    profile_points: int
+    """Noise levels of a profile."""
+    dim: int = 10
+    context: int = 20
+
+
+PRESETS = {
+    "smoke": Preset(
+        name="smoke",
+        noises=("sigma_5", "set_1_3"),
+        layers=(1, 2),
+        extra_layers=(),
+        seeds=1,
+        recipe={"steps": 100, "batch": 128, "heats": 2, "heat_steps": 50, "heat_batch": 64},
+        sequences=4096,
+        profile_sequences=512,
+        profile_points=7,
+    ),
+    "laptop": Preset(
+        name="laptop",
+        noises=("sigma_5", "set_1_3"),
+        layers=(1, 2, 3, 4, 5),
+        extra_layers=(),
+        seeds=2,
+        recipe={"steps": 2000, "batch": 512, "heats": 4, "heat_steps": 400, "heat_batch": 128},
+        sequences=131_072,
+        profile_sequences=4096,
+        profile_points=25,
+    ),
+    "paper": Preset(
+        name="paper",
+        noises=NOISES,
+        layers=(1, 2, 3, 4, 5, 6, 7),
+        extra_layers=(8,),
+        seeds=5,
+        recipe={},
+        sequences=262_144,
+        profile_sequences=16_384,
+        profile_points=41,
+    ),
+}
+PRESET_NAMES = tuple(PRESETS)
