@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lint bench test-gpu clean
+.PHONY: help reproduce test lint bench docs test-gpu clean
 
 help:  ## this list
 	@echo "rankone: what make can do"
@@ -40,6 +40,10 @@ lint: $(VENV)/.test  ## style and types
 bench: $(VENV)/.run  ## time the training step against plain PyTorch
 	@echo "make bench: one training step, ours and the plain one, on this machine"
 	@$(BIN)/rankone bench icl
+
+docs: $(VENV)/.run  ## docs/reproduction.md and the results in the README, from benchmarks/results
+	@echo "make docs: pages from the files in benchmarks/results"
+	@$(BIN)/python -m rankone.icl.docs_page
 
 ifdef PY
 test-gpu:  ## the tests that need an NVIDIA GPU

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,7 +46,7 @@ class Spectrum(NamedTuple):
             raise ValueError(f"gram must have shape [B, d+1, d+1], got {tuple(gram.shape)}")
         gram = gram.double()
         # cuSOLVER's batched solver fails on batches of 65,536 and more.
-        parts = [torch.linalg.eigh(part) for part in gram[:, :-1, :-1].split(32768)]
+        parts = [torch.linalg.eigh(part) for part in torch.split(gram[:, :-1, :-1], 32768)]
         values = torch.cat([part.eigenvalues for part in parts])
         vectors = torch.cat([part.eigenvectors for part in parts])
         alpha = (vectors.mT @ gram[:, :-1, -1:]).squeeze(-1)
@@ -196,10 +197,10 @@ def tune_ridge(
     )
     width = 1.5
     for _ in range(8):
-        t, f = threshold, factor
-        threshold = _golden_section(lambda x, f=f: loss(x, f), t / width, t * width)
-        t = threshold
-        factor = _golden_section(lambda x, t=t: loss(t, x), f / width, f * width)
+        along = partial(loss, factor=factor)
+        threshold = _golden_section(along, threshold / width, threshold * width)
+        across = partial(loss, threshold)
+        factor = _golden_section(across, factor / width, factor * width)
         width = 1 + (width - 1) * 0.7
     return threshold, factor
 

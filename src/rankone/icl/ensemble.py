@@ -75,6 +75,7 @@ class Batch(NamedTuple):
 
     gram: Float[Tensor, "S B D D"]
     weights: Float[Tensor, "S B d"]
+    importance: Float[Tensor, "S B"]
     scale: Float[Tensor, " S"]
     """Factor from the normalised loss to the loss."""
 
@@ -137,22 +138,42 @@ class Ensemble:
         return groups
 
     def initial(self, scale: float) -> Float[Tensor, "R width"]:
-        """Small random parameters; a run's do not depend on the runs beside it."""
+        """Small random parameters; a run's do not depend on the runs beside it.
+
+        Starts of a run differ widely, since the loss has many local minima: in scale (once, half,
+        and twice), and every second one leans towards gradient descent, P > 0 > Q.
+        """
         table = torch.zeros(len(self.rows), self.width)
         for group in self.groups:
-            length = sum(group.lengths)
-            entry = scale / (self.dim + 1) ** 0.5 if group.kind == "full" else scale
+            n_p, n_q = group.lengths
+            lean = torch.cat([self._lean(group, "p"), -self._lean(group, "q")])
             for row in range(group.rows.start, group.rows.stop):
+                start = self.rows[row].start
                 g = Generator().manual_seed(zlib.crc32(self.rows[row].name.encode()))
-                table[row, :length] = entry * torch.randn(length, generator=g)
+                noise = torch.randn(n_p + n_q, generator=g)
+                if group.kind == "full":
+                    noise /= (self.dim + 1) ** 0.5
+                factor = scale * (1.0, 0.5, 2.0)[start // 2 % 3]
+                table[row, : n_p + n_q] = factor * (noise + start % 2 * lean)
         return table.to(self.device)
 
-    def batch(self, size: int, step: int) -> Batch:
-        """The prompts of one step: a function of the seeds and the step, nothing else."""
-        grams, weights = [], []
+    def _lean(self, group: Group, name: str) -> Float[Tensor, " length"]:
+        """The parameters of the identity, in all layers and heads."""
+        shape = group.shapes[name]
+        if group.kind == "full":
+            return torch.eye(self.dim + 1).expand(shape).flatten()
+        return torch.ones(shape).flatten()
+
+    def batch(self, size: int, step: int, spreads: tuple[float, ...] = (1.0,)) -> Batch:
+        """The prompts of one step: a function of the seeds and the step, nothing else.
+
+        `spreads` as in `NoisyRegression.sample_tails`.
+        """
+        grams, weights, importance = [], [], []
         for seed in self.seeds:
             g = Generator(device=self.device).manual_seed(_mix(seed, step))
-            drawn = self.task.sample_grams(size, self.noises, g)
+            drawn, importances = self.task.sample_tails(size, self.noises, g, spreads=spreads)
+            importance += [importances] * len(self.noises)
             grams.append(drawn.gram)
             weights.append(drawn.weights)
         gram, target = torch.stack(grams), torch.stack(weights)
@@ -164,7 +185,7 @@ class Ensemble:
             gram[..., -1, -1] /= c**2
             target = target / c[..., None]
         scale = (self._label_scale**2).repeat(len(self.seeds))
-        return Batch(gram.flatten(0, 1), target.flatten(0, 1), scale)
+        return Batch(gram.flatten(0, 1), target.flatten(0, 1), torch.stack(importance), scale)
 
     def loss_and_grad(
         self, table: Float[Tensor, "R width"], batch: Batch, limit: float = math.inf
@@ -181,6 +202,7 @@ class Ensemble:
                 batch.gram,
                 batch.weights,
                 group.stream,
+                importance=batch.importance,
                 limit=limit,
                 impl=self.impl,
             )
@@ -211,7 +233,7 @@ class Ensemble:
 
     def split(
         self, table: Float[Tensor, "R width"], group: Group
-    ) -> tuple[Float[Tensor, "R L H *shape"], Float[Tensor, "R L H *shape2"]]:
+    ) -> tuple[Float[Tensor, "G L H *shape"], Float[Tensor, "G L H *shape2"]]:
         """The parameters p and q of a group's rows."""
         n_p, n_q = group.lengths
         rows = table[group.rows]
@@ -221,7 +243,7 @@ class Ensemble:
 
     def raw_parameters(
         self, table: Float[Tensor, "R width"], group: Group
-    ) -> tuple[Float[Tensor, "R L H *shape"], Float[Tensor, "R L H *shape2"]]:
+    ) -> tuple[Float[Tensor, "G L H *shape"], Float[Tensor, "G L H *shape2"]]:
         """p and q of a group in the paper's coordinates, in float64."""
         p, q = (part.double() for part in self.split(table, group))
         if not self.normalise:

@@ -41,7 +41,9 @@ def weights_after_layers(
             P, Q = (matrix[None].to(gram) for matrix in model.matrices())
             return fused(P, Q, gram[None], torch.zeros(1, dtype=torch.long))[0]
         model = model.to(gram)
-        parts = [model.implicit_weights(part, every_layer=True) for part in gram.split(32768)]
+        parts = [
+            model.implicit_weights(part, every_layer=True) for part in torch.split(gram, 32768)
+        ]
         return torch.cat(parts)
 
 
@@ -196,7 +198,7 @@ def profile(
 ) -> Iterator[list[Record]]:
     """Per-variance profiles of models and baselines trained on `noise`: records for each sigma."""
     for sigma in sigmas:
-        fixed = {name: Fixed(sigma)}
+        fixed: dict[str, Noise] = {name: Fixed(sigma)}
         (problem,) = make_problems(
             fixed, dim=dim, context=context, sequences=sequences, seed=seed, device=device
         )

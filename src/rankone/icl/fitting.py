@@ -70,7 +70,7 @@ def fit(
     if state is None and recipe.heats > 1:
         contest = Ensemble(runs, noises, starts=recipe.heats, **options)
         heats = keeper.run("heats", contest, recipe.heat(), keeper.load("heats"))
-        state = State.fresh(ensemble, recipe, winners(contest, heats))
+        state = State.fresh(ensemble, recipe, winners(contest, recipe, heats))
     state = keeper.run("training", ensemble, recipe, state)
     return Fit(
         models=ensemble.models(state.table),
@@ -115,18 +115,21 @@ class _Keeper:
         def after_step(step: int, messages: list[str]) -> None:
             nonlocal saved
             self.messages += messages
-            if path is not None and (stop.asked or time.monotonic() - saved > self.every):
+            asked = stop.asked  # a request that comes later waits for the next step, and its save
+            if path is not None and (asked or time.monotonic() - saved > self.every):
                 state.save(path, self.signature)
                 saved = time.monotonic()
             if self.progress is not None:
                 self.progress(stage, step, recipe.steps, messages)
-            if stop.asked:
+            if asked:
                 raise KeyboardInterrupt
 
         with _StopBetweenSteps() as stop:
             train(ensemble, recipe, state, progress=after_step)
         if path is not None:
             state.save(path, self.signature)
+        if stop.asked:
+            raise KeyboardInterrupt
         return state
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rankone.icl.published import NOISES
 
 FIGURES = tuple(f"fig{number}" for number in range(1, 8))
 TARGETS = ("table1", *FIGURES, "all")
-KINDS = ("gd++", "diag", "full")
+KINDS: Final = ("gd++", "diag", "full")
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ PRESETS = {
         layers=(1, 2, 3, 4, 5, 6, 7),
         extra_layers=(8,),
         seeds=5,
-        recipe={},
+        recipe={"steps": 6000, "heats": 8},
         sequences=262_144,
-        profile_sequences=16_384,
+        profile_sequences=8192,
         profile_points=41,
     ),
 }

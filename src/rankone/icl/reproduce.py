@@ -22,7 +22,7 @@ from rankone.icl.evaluation import (
     tune,
 )
 from rankone.icl.fitting import fit
-from rankone.icl.model import LinearTransformer
+from rankone.icl.model import Kind, LinearTransformer
 from rankone.icl.presets import FIGURES, KINDS, PRESETS, TARGETS, Preset
 from rankone.icl.progress import Narrator
 from rankone.icl.training import Recipe
@@ -47,11 +47,13 @@ def noise_from_name(name: str) -> Noise:
 def runs_for(target: str, preset: Preset, seed: int) -> list[Run]:
     """The models that a target needs."""
 
-    def grid(noises: tuple[str, ...], layers: tuple[int, ...], kinds: tuple[str, ...]) -> list[Run]:
+    def grid(
+        noises: tuple[str, ...], layers: tuple[int, ...], kinds: tuple[Kind, ...]
+    ) -> list[Run]:
         seeds = range(seed, seed + preset.seeds)
         return [
             Run(k, n, noise, s) for k in kinds for n in layers for noise in noises for s in seeds
-        ]  # type: ignore[arg-type]
+        ]
 
     uniform = tuple(noise for noise in preset.noises if noise.startswith("sigma"))
     chosen = tuple(noise for noise in preset.noises if noise.startswith("set"))
@@ -227,7 +229,12 @@ def evaluate(
     """Scores every model and baseline on its own noise, then the profiles that figures need."""
     names = sorted({run.noise for run in models}, key=preset.noises.index)
     noises = {name: noise_from_name(name) for name in names}
-    sizes = {"dim": preset.dim, "context": preset.context, "device": device, "seed": 10**6 + seed}
+    sizes: dict[str, Any] = {
+        "dim": preset.dim,
+        "context": preset.context,
+        "device": device,
+        "seed": 10**6 + seed,
+    }
     records: list[Record] = []
     tunings: dict[str, Tuning] = {}
     with narrator.stage("evaluation", len(models) + len(names)) as advance:

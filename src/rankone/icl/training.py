@@ -45,6 +45,9 @@ class Recipe:
     """Squared errors far above this count logarithmically (see `loss_and_grad`) …"""
     last_limit: float = 1e5
     """… and at the end of training far above this; in between the limit grows geometrically."""
+    spreads: tuple[float, ...] = (1.0,) * 15 + (1.3,)
+    """Variances that the prompts of a batch take in turn (importance-weighted): a deep model can
+    explode on large prompts too rare to be met in training, yet not in use."""
     initial_scale: float = 0.3
     """Standard deviation of the initial P and Q as operators: entries of full matrices are √D
     times smaller."""
@@ -92,6 +95,7 @@ PAPER = Recipe(
     epsilon=1e-8,
     clip=None,
     limit=math.inf,
+    spreads=(1.0,),
     initial_scale=0.02,
     normalise=False,
     heats=1,
@@ -225,9 +229,10 @@ def look(state: State, dim: int) -> list[int]:
     return [int(row) for row in diverged.nonzero().flatten()]
 
 
-def winners(ensemble: Ensemble, state: State) -> Float[Tensor, "R width"]:
+def winners(ensemble: Ensemble, recipe: Recipe, state: State) -> Float[Tensor, "R width"]:
     """The parameters of each run's best start, judged on prompts that training did not see."""
-    loss, _ = ensemble.loss_and_grad(state.table, ensemble.batch(8192, step=-1), limit=1e3)
+    prompts = ensemble.batch(8192, step=-1, spreads=recipe.spreads)
+    loss, _ = ensemble.loss_and_grad(state.table, prompts, recipe.last_limit)
     loss = torch.where(torch.isfinite(loss), loss, math.inf).view(-1, ensemble.starts)
     rows = torch.arange(len(ensemble.runs), device=loss.device) * ensemble.starts + loss.argmin(1)
     return state.table[rows].clone()
@@ -249,7 +254,7 @@ def train(
     state = state or State.fresh(ensemble, recipe)
     until = recipe.steps if until is None else min(until, recipe.steps)
     while state.step < until:
-        batch = ensemble.batch(recipe.batch, state.step)
+        batch = ensemble.batch(recipe.batch, state.step, recipe.spreads)
         loss, grad = ensemble.loss_and_grad(state.table, batch, recipe.limit_at(state.step))
         update(state, recipe, loss, grad)
         state.step += 1

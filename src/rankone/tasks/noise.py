@@ -60,10 +60,12 @@ class Uniform(Noise):
             raise ValueError(f"high must be >= low, got low={self.low}, high={self.high}")
 
     def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Linear from low to high."""
         return self.low + (self.high - self.low) * u
 
     @property
     def mean_square(self) -> float:
+        """(low² + low high + high²) / 3."""
         return (self.low**2 + self.low * self.high + self.high**2) / 3
 
     def quadrature(self, nodes: int = 200) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
@@ -85,6 +87,7 @@ class Uniform(Noise):
 
     @property
     def largest(self) -> float:
+        """High."""
         return float(self.high)
 
 
@@ -105,20 +108,24 @@ class Categorical(Noise):
             _check_deviation("each of values", value)
 
     def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Equal parts of [0, 1), in the order of the values."""
         table = torch.tensor(self.values, dtype=u.dtype, device=u.device)
         return table[(u * len(self.values)).long().clamp_(max=len(self.values) - 1)]
 
     @property
     def mean_square(self) -> float:
+        """The mean of the squares."""
         return sum(value**2 for value in self.values) / len(self.values)
 
     def quadrature(self, nodes: int = 200) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        """The values themselves: exact, whatever `nodes`."""
         count = len(self.values)
         points = torch.tensor(self.values, dtype=torch.float64)
         return points, torch.full((count,), 1 / count, dtype=torch.float64)
 
     @property
     def largest(self) -> float:
+        """The largest of the values."""
         return float(max(self.values))
 
 
@@ -136,17 +143,21 @@ class Fixed(Noise):
         _check_deviation("value", self.value)
 
     def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The one value, whatever the draw."""
         return torch.full_like(u, self.value)
 
     @property
     def mean_square(self) -> float:
+        """The value squared."""
         return float(self.value) ** 2
 
     def quadrature(self, nodes: int = 200) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        """The value alone: exact, whatever `nodes`."""
         return torch.tensor([float(self.value)], dtype=torch.float64), torch.ones(
             1, dtype=torch.float64
         )
 
     @property
     def largest(self) -> float:
+        """The value."""
         return float(self.value)

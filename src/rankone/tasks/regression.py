@@ -15,7 +15,7 @@ at a cost that does not depend on n.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -86,7 +86,7 @@ class NoisyRegression:
         """Draws token prompts on the generator's device."""
         _check_batch(batch)
         g = as_generator(generator)
-        options = {"generator": g, "device": g.device, "dtype": dtype}
+        options: dict[str, Any] = {"generator": g, "device": g.device, "dtype": dtype}
         n, d = self.context, self.dim
         weights = torch.randn(batch, d, **options)
         sigma = self.noise.quantile(torch.rand(batch, **options))
@@ -117,13 +117,31 @@ class NoisyRegression:
         The features, weights, unit noise and the quantile of sigma are shared, so a stream of
         prompts does not depend on which other noise distributions are drawn beside it.
         """
+        return self.sample_tails(batch, noises, generator, dtype, spreads=(1.0,))[0]
+
+    def sample_tails(
+        self,
+        batch: int,
+        noises: list[Noise],
+        generator: Generator | int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        spreads: tuple[float, ...],
+    ) -> tuple[Grams, Float[Tensor, " B"]]:
+        """As `sample_grams`, but prompts from wider distributions too, and importance weights.
+
+        Prompt b has its features and unit noise multiplied by the square root of spreads[b mod k].
+        The weights p / q, with p the density of a prompt and q that of the mixture, make weighted
+        means unbiased: large prompts, rare under p, are seen often and count little.
+        """
         _check_batch(batch)
         g = as_generator(generator)
-        options = {"generator": g, "device": g.device, "dtype": dtype}
+        options: dict[str, Any] = {"generator": g, "device": g.device, "dtype": dtype}
         d = self.dim
         weights = torch.randn(batch, d, **options)
         u = torch.rand(batch, **options)
         factor = bartlett(batch, d + 1, self.context, generator=g, dtype=dtype)
+        factor, importance = _spread(factor, (d + 1) * self.context, spreads)
         features, unit_noise = factor[:, :d], factor[:, d]
         if self._factor is not None:
             features = self._factor.to(features) @ features
@@ -132,7 +150,8 @@ class NoisyRegression:
         labels = clean + sigma[:, :, None] * unit_noise
         streams = len(noises)
         rows = torch.cat([features.expand(streams, *features.shape), labels[:, :, None]], dim=2)
-        return Grams(rows @ rows.mT, weights.expand(streams, batch, d).contiguous(), sigma)
+        shared = weights.expand(streams, batch, d).contiguous()
+        return Grams(rows @ rows.mT, shared, sigma), importance
 
 
 def bartlett(
@@ -159,6 +178,24 @@ def bartlett(
     return factor
 
 
+def _spread(
+    factor: Float[Tensor, "B size m"], numbers: int, spreads: tuple[float, ...]
+) -> tuple[Float[Tensor, "B size m"], Float[Tensor, " B"]]:
+    """Multiplies variances by `spreads` in turn; the weights p / q of the result.
+
+    A prompt is `numbers` independent standard normals, whose sum of squares is that of the
+    factor; with variance k their density is k^(-numbers / 2) exp(squares (1 - 1/k) / 2) times p.
+    """
+    batch = factor.shape[0]
+    if len(spreads) == 1 and spreads[0] == 1:
+        return factor, factor.new_ones(batch)
+    k = factor.new_tensor(spreads)
+    factor = factor * k.sqrt()[torch.arange(batch, device=factor.device) % len(spreads), None, None]
+    squares = factor.square().sum((1, 2))
+    ratio = squares[:, None] * (1 - 1 / k) / 2 - numbers / 2 * k.log()
+    return factor, len(spreads) * torch.exp(-torch.logsumexp(ratio, dim=1))
+
+
 def _check_batch(batch: int) -> None:
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
@@ -169,6 +206,7 @@ def _cholesky(covariance: Tensor, dim: int) -> Tensor:
         raise ValueError(
             f"covariance must have shape [d, d] = ({dim}, {dim}), got {tuple(covariance.shape)}"
         )
+    factor: Tensor
     factor, info = torch.linalg.cholesky_ex(covariance.double())
     if info.item() != 0 or not torch.allclose(covariance, covariance.mT):
         raise ValueError("covariance must be symmetric and positive definite")

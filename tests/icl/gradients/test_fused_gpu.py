@@ -106,7 +106,10 @@ def test_full_equals_autograd(
     P64, Q64 = P.double().requires_grad_(), Q.double().requires_grad_()
     loss = _loss(P64, Q64, gram.double(), w.double(), stream, None)
     dP, dQ = torch.autograd.grad(loss.sum(), (P64, Q64))
-    got = full_loss_and_grad(*(x.to(DEVICE) for x in (P, Q, gram, w, stream)), variant=variant)
+    got = full_loss_and_grad(
+        *(x.to(DEVICE) for x in (P, Q, gram, w, stream, torch.ones(gram.shape[:2]))),
+        variant=variant,
+    )
     for ours, truth in zip(got, (loss.detach(), dP, dQ), strict=True):
         _assert_close(ours, truth, TOLERANCE[variant.precision])
 
@@ -121,7 +124,10 @@ def test_diag_equals_autograd(
     omega64 = omega.double().requires_grad_()
     loss = _loss(omega64, omega64, gram.double(), w.double(), stream, _spread(omega64, dim))
     (domega,) = torch.autograd.grad(loss.sum(), omega64)
-    got = diag_loss_and_grad(*(x.to(DEVICE) for x in (omega, gram, w, stream)), variant=variant)
+    got = diag_loss_and_grad(
+        *(x.to(DEVICE) for x in (omega, gram, w, stream, torch.ones(gram.shape[:2]))),
+        variant=variant,
+    )
     for ours, truth in zip(got, (loss.detach(), domega), strict=True):
         _assert_close(ours, truth, TOLERANCE[variant.precision])
 
@@ -130,9 +136,13 @@ def test_diag_equals_autograd(
 def test_a_diverged_member_spoils_no_other() -> None:
     gram, w, stream, g = _problem(3, 1, 5, 4, seed=0)
     P, Q = _matrices((3, 3, 1), 4, g)
-    alone = full_loss_and_grad(*(x.to(DEVICE) for x in (P, Q, gram, w, stream)))
+    alone = full_loss_and_grad(
+        *(x.to(DEVICE) for x in (P, Q, gram, w, stream, torch.ones(gram.shape[:2])))
+    )
     P[1] = 1e30
-    mixed = full_loss_and_grad(*(x.to(DEVICE) for x in (P, Q, gram, w, stream)))
+    mixed = full_loss_and_grad(
+        *(x.to(DEVICE) for x in (P, Q, gram, w, stream, torch.ones(gram.shape[:2])))
+    )
     assert not torch.isfinite(mixed[0][1])
     for a, b in zip(alone, mixed, strict=True):
         assert torch.equal(a[[0, 2]], b[[0, 2]])
@@ -141,7 +151,7 @@ def test_a_diverged_member_spoils_no_other() -> None:
 def test_equal_inputs_give_equal_bits() -> None:
     gram, w, stream, g = _problem(2, 1, 9, 10, seed=0)
     P, Q = _matrices((2, 2, 1), 10, g)
-    inputs = [x.to(DEVICE) for x in (P, Q, gram, w, stream)]
+    inputs = [x.to(DEVICE) for x in (P, Q, gram, w, stream, torch.ones(gram.shape[:2]))]
     for a, b in zip(full_loss_and_grad(*inputs), full_loss_and_grad(*inputs), strict=True):
         assert torch.equal(a, b)
 
@@ -149,6 +159,8 @@ def test_equal_inputs_give_equal_bits() -> None:
 def test_the_last_layer_of_p_has_a_gradient_in_its_last_row_only() -> None:
     gram, w, stream, g = _problem(1, 1, 4, 3, seed=0)
     P, Q = _matrices((1, 2, 1), 3, g)
-    _, dP, _ = full_loss_and_grad(*(x.to(DEVICE) for x in (P, Q, gram, w, stream)))
+    _, dP, _ = full_loss_and_grad(
+        *(x.to(DEVICE) for x in (P, Q, gram, w, stream, torch.ones(gram.shape[:2])))
+    )
     assert torch.count_nonzero(dP[:, -1, :, :-1]) == 0
     assert torch.count_nonzero(dP[:, -1, :, -1]) > 0

@@ -26,8 +26,8 @@ class LossAndGrad(NamedTuple):
     """Mean loss a member, and the gradient of it for the member's parameters."""
 
     loss: Float[Tensor, " R"]
-    p: Float[Tensor, R * shape]
-    q: Float[Tensor, R * shape2]
+    p: Float[Tensor, "R L H *shape"]
+    q: Float[Tensor, "R L H *shape2"]
 
 
 def choose(impl: str, device: torch.device, dim: int) -> tuple[str, str]:
@@ -66,6 +66,7 @@ def loss_and_grad(
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
     *,
+    importance: Float[Tensor, "S B"] | None = None,
     limit: float = math.inf,
     impl: str = "auto",
 ) -> LossAndGrad:
@@ -74,32 +75,48 @@ def loss_and_grad(
     Member r has parameters p[r], q[r] (shapes as in `parameter_shapes`) and reads the prompts
     gram[stream[r]], weights[stream[r]]. The expectation over the query x ~ N(0, I) is exact.
 
-    With a finite `limit` the square s = ‖w_hat - w‖² of a prompt counts as limit · asinh(s / limit):
-    the same where s is far below the limit, logarithmic above. A deep model is a polynomial of
-    degree 3^L, so that a prompt on which it explodes has a gradient of any size; so it has not.
+    `importance` weighs the prompts (default: all 1); the loss is the mean of weight times loss.
+    With a finite `limit` the square s = ‖w_hat - w‖² of a prompt counts as
+    limit · asinh(s / limit): the same where s is far below the limit, logarithmic above. A deep
+    model is a polynomial of degree 3^L, so that a prompt on which it explodes has a gradient of
+    any size; so it has not.
     """
     dim = weights.shape[-1]
     if not limit > 0:
         raise ValueError(f"limit must be positive, got {limit}")
     _check_shapes(kind, p, q, gram, weights, stream)
+    if importance is None:
+        importance = torch.ones_like(weights[..., 0])
+    elif importance.shape != weights.shape[:2]:
+        raise ValueError(
+            f"importance must have shape [S, B] = {tuple(weights.shape[:2])}, "
+            f"got {tuple(importance.shape)}"
+        )
+    # The kernels count elements, so everything is contiguous.
+    data = (
+        gram.contiguous(),
+        weights.contiguous(),
+        stream.contiguous(),
+        importance.contiguous(),
+        limit,
+    )
     name, _ = choose(impl, gram.device, dim)
     if name == "reference":
         from rankone.icl.gradients import reference
 
-        return LossAndGrad(*reference.loss_and_grad(kind, p, q, gram, weights, stream, limit))
+        return LossAndGrad(*reference.loss_and_grad(kind, p, q, *data))
     if name == "fused_cpu":
         from rankone.icl.gradients import fused_cpu as fused
     else:
         from rankone.icl.gradients import fused_gpu as fused  # type: ignore[no-redef]
-    gram, weights = gram.contiguous(), weights.contiguous()  # the kernels count elements
     if kind == "full":
         p, q = p.contiguous(), q.contiguous()
-        return LossAndGrad(*fused.full_loss_and_grad(p, q, gram, weights, stream, limit))
+        return LossAndGrad(*fused.full_loss_and_grad(p, q, *data))
     # One head or many, a diagonal model acts through omega = sum_h p_h q_hᵀ alone.
     wide_q = torch.cat([q, torch.zeros_like(q)], dim=-1) if kind == "gd++" else q
     omega = torch.einsum("rlhi,rlhj->rlij", p, wide_q)
-    loss, grad = fused.diag_loss_and_grad(omega.flatten(-2), gram, weights, stream, limit)
-    grad = grad.unflatten(-1, (2, 2))
+    loss, grad = fused.diag_loss_and_grad(omega.flatten(-2), *data)
+    grad = grad.view(*grad.shape[:-1], 2, 2)
     grad_p = torch.einsum("rlij,rlhj->rlhi", grad, wide_q)
     grad_q = torch.einsum("rlij,rlhi->rlhj", grad, p)
     return LossAndGrad(loss, grad_p, grad_q[..., : q.shape[-1]].contiguous())

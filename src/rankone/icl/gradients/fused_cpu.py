@@ -1,4 +1,4 @@
-"""Loss, gradient and layer-by-layer read-out on the CPU: prompts in SIMD lanes, all layers in cache.
+"""Loss, gradient and read-out of every layer on the CPU: prompts in SIMD lanes, layers in cache.
 
 A task is one member of the ensemble and one chunk of its batch; it walks through the chunk in
 blocks of W prompts (W lanes). Per block and layer the forward pass is
@@ -48,6 +48,7 @@ def full_loss_and_grad(
     gram: Float[Tensor, "S B D D"],
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
+    importance: Float[Tensor, "S B"],
     limit: float = math.inf,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L H D D"], Float[Tensor, "R L H D D"]]:
     """Loss and gradient of full models; see `loss_and_grad` for the arguments."""
@@ -58,7 +59,7 @@ def full_loss_and_grad(
     loss = np.empty((R, chunks), dtype=np.float64)
     grad = np.empty((R, chunks, 2, L, H, D, D), dtype=_numpy(P).dtype)
     kernel = _full_kernel(D, lanes)
-    kernel(*map(_numpy, (P, Q, gram, weights, stream)), limit, loss, grad)
+    kernel(*map(_numpy, (P, Q, gram, weights, stream, importance)), limit, loss, grad)
     total = torch.from_numpy(grad.sum(axis=1))
     return torch.from_numpy(loss.sum(axis=1) / batch).to(P.dtype), total[:, 0], total[:, 1]
 
@@ -68,6 +69,7 @@ def diag_loss_and_grad(
     gram: Float[Tensor, "S B D D"],
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
+    importance: Float[Tensor, "S B"],
     limit: float = math.inf,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L four"]]:
     """Loss and gradient of diagonal models with B = [[xx S, xy a], [yx aᵀ, yy c]] in each layer."""
@@ -78,7 +80,7 @@ def diag_loss_and_grad(
     loss = np.empty((R, chunks), dtype=np.float64)
     grad = np.empty((R, chunks, L, 4), dtype=_numpy(omega).dtype)
     kernel = _diag_kernel(gram.shape[-1], lanes)
-    kernel(*map(_numpy, (omega, gram, weights, stream)), limit, loss, grad)
+    kernel(*map(_numpy, (omega, gram, weights, stream, importance)), limit, loss, grad)
     total = torch.from_numpy(grad.sum(axis=1))
     return torch.from_numpy(loss.sum(axis=1) / batch).to(omega.dtype), total
 
@@ -135,7 +137,7 @@ def _block_io(D, W):
         return dropped
 
     @_jit()
-    def loss_of(r, weights, first, count, limit, G, g):
+    def loss_of(r, weights, importance, first, count, limit, G, g):
         """Loss of a block from r_0, and its gradient in g."""
         total = 0.0
         for b in range(W):
@@ -148,12 +150,14 @@ def _block_io(D, W):
                     square += error * error
             elif b < count:
                 square = EXPLODED
+            scale = importance[first + b] if b < count else 0.0
             if square < 1e-3 * limit:
-                total += 0.5 * square
+                total += 0.5 * scale * square
             else:
-                total += 0.5 * limit * np.arcsinh(square / limit)
-                for i in range(D - 1):
-                    g[i, 0, b] /= np.sqrt(1 + (square / limit) ** 2)
+                total += 0.5 * scale * limit * np.arcsinh(square / limit)
+                scale /= np.sqrt(1 + (square / limit) ** 2)
+            for i in range(D - 1):
+                g[i, 0, b] *= scale
         return total
 
     return load, sum_lanes, drop_exploded, loss_of
@@ -257,7 +261,7 @@ def _full_kernel(D, W):
                 tn_symmetric_add(N[layer], M[layer], Z)
 
     @_jit(parallel=True)
-    def kernel(P, Q, gram, weights, stream, limit, loss, grad):
+    def kernel(P, Q, gram, weights, stream, importance, limit, loss, grad):
         R, L, H = P.shape[0], P.shape[1], P.shape[2]
         batch, chunks = gram.shape[1], loss.shape[1]
         kind = P.dtype
@@ -286,7 +290,9 @@ def _full_kernel(D, W):
                     forward(P[member], Q[member], G, A, N, M, a, r)
                     if drop_exploded(r[0], weights[s], first, count, limit, G[0]):
                         forward(P[member], Q[member], G, A, N, M, a, r)
-                    total += loss_of(r[0], weights[s], first, count, limit, G[0], g[0])
+                    total += loss_of(
+                        r[0], weights[s], importance[s], first, count, limit, G[0], g[0]
+                    )
                     backward(P[member], Q[member], G, A, N, M, a, r, g, v, X, Y, Z, dP, dQ)
             loss[member, chunk] = total
             for layer in range(L):
@@ -368,7 +374,7 @@ def _diag_kernel(D, W):
                 tn_symmetric_add(N[layer], M[layer], Z)
 
     @_jit(parallel=True)
-    def kernel(omega, gram, weights, stream, limit, loss, grad):
+    def kernel(omega, gram, weights, stream, importance, limit, loss, grad):
         R, L = omega.shape[0], omega.shape[1]
         batch, chunks = gram.shape[1], loss.shape[1]
         kind = omega.dtype
@@ -392,7 +398,9 @@ def _diag_kernel(D, W):
                     forward(omega[member], G, N, M, r)
                     if drop_exploded(r[0], weights[s], first, count, limit, G[0]):
                         forward(omega[member], G, N, M, r)
-                    total += loss_of(r[0], weights[s], first, count, limit, G[0], g[0])
+                    total += loss_of(
+                        r[0], weights[s], importance[s], first, count, limit, G[0], g[0]
+                    )
                     backward(omega[member], G, N, M, r, g, Y, Z, lanes)
             loss[member, chunk] = total
             for layer in range(L):

@@ -96,6 +96,7 @@ def full_loss_and_grad(
     gram: Float[Tensor, "S B D D"],
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
+    importance: Float[Tensor, "S B"],
     limit: float = math.inf,
     *,
     variant: Variant | None = None,
@@ -113,8 +114,8 @@ def full_loss_and_grad(
     numel = P.numel()
     out = P.new_empty(programs, 2 * numel + members)
     _full_kernel[(members, programs)](
-        P, Q, gram, weights, stream, out, trips, batch, members, 1.0 / batch, 1.0 / limit,
-        L=layers, H=heads, **_meta(size, v),
+        P, Q, gram, weights, stream, importance, out, trips, batch, members, 1.0 / batch,
+        1.0 / limit, L=layers, H=heads, **_meta(size, v),
     )  # fmt: skip
     total = out.sum(0)
     return total[2 * numel :], total[:numel].view_as(P), total[numel : 2 * numel].view_as(Q)
@@ -125,6 +126,7 @@ def diag_loss_and_grad(
     gram: Float[Tensor, "S B D D"],
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
+    importance: Float[Tensor, "S B"],
     limit: float = math.inf,
     *,
     variant: Variant | None = None,
@@ -140,8 +142,8 @@ def diag_loss_and_grad(
     numel = omega.numel()
     out = omega.new_empty(programs, numel + members)
     _diag_kernel[(members, programs)](
-        omega, gram, weights, stream, out, trips, batch, members, 1.0 / batch, 1.0 / limit,
-        L=layers, **_meta(size, v),
+        omega, gram, weights, stream, importance, out, trips, batch, members, 1.0 / batch,
+        1.0 / limit, L=layers, **_meta(size, v),
     )  # fmt: skip
     total = out.sum(0)
     return total[numel:], total[:numel].view_as(omega)
@@ -390,10 +392,18 @@ def _shared_matrix(ptr, D: tl.constexpr, DP: tl.constexpr, BB: tl.constexpr):
 @triton.jit
 @no_type_check
 def _read_block(
-    gram_ptr, w_ptr, first, start, batch, D: tl.constexpr, DP: tl.constexpr, BB: tl.constexpr
+    gram_ptr,
+    w_ptr,
+    importance_ptr,
+    first,
+    start,
+    batch,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    BB: tl.constexpr,
 ):
-    """Gram matrices and true weights of a block; beyond the batch both are zero, and so is
-    everything that follows from them."""
+    """Gram matrices, true weights and importance of a block; beyond the batch all are zero, and
+    so is everything that follows from them."""
     i = tl.arange(0, DP)
     row = i[None, :, None]
     col = i[None, None, :]
@@ -410,7 +420,8 @@ def _read_block(
         mask=inside[:, None] & (i < D - 1)[None, :],
         other=0.0,
     )
-    return g, w
+    importance = tl.load(importance_ptr + n, mask=inside, other=0.0)
+    return g, w, importance
 
 
 @triton.jit(do_not_specialize=["trips", "batch", "members", "scale", "sharpness"])
@@ -421,6 +432,7 @@ def _full_kernel(
     gram_ptr,
     w_ptr,
     stream_ptr,
+    importance_ptr,
     out_ptr,
     trips,
     batch,
@@ -464,7 +476,9 @@ def _full_kernel(
 
     for trip in range(trips):
         start = (trip * programs + program) * BB
-        g, w = _read_block(gram_ptr, w_ptr, first, start, batch, D, DP, BB)
+        g, w, importance = _read_block(
+            gram_ptr, w_ptr, importance_ptr, first, start, batch, D, DP, BB
+        )
 
         # Forward: G_l and N_l of every layer but the last.
         grams = ()
@@ -498,8 +512,8 @@ def _full_kernel(
             rows = (r,) + rows
         error = tl.where((i < D - 1)[None, :], -r - w, 0.0)
         counted, weight, fine = _temper(tl.sum(error * error, axis=1), sharpness)
-        loss += counted
-        v = tl.where(fine[:, None], -error * weight[:, None], 0.0)
+        loss += importance * counted
+        v = tl.where(fine[:, None], -error * (importance * weight)[:, None], 0.0)
         g = tl.where(fine[:, None, None], g, 0.0)
         grams, steps, rows = _keep(fine, grams), _keep(fine, steps), _keep(fine, rows)
         us = _keep(fine, us)
@@ -589,6 +603,7 @@ def _diag_kernel(
     gram_ptr,
     w_ptr,
     stream_ptr,
+    importance_ptr,
     out_ptr,
     trips,
     batch,
@@ -625,7 +640,9 @@ def _diag_kernel(
 
     for trip in range(trips):
         start = (trip * programs + program) * BB
-        g, w = _read_block(gram_ptr, w_ptr, first, start, batch, D, DP, BB)
+        g, w, importance = _read_block(
+            gram_ptr, w_ptr, importance_ptr, first, start, batch, D, DP, BB
+        )
         grams = ()
         steps = ()
         for l in tl.static_range(L - 1):
@@ -645,8 +662,8 @@ def _diag_kernel(
             rows = (r,) + rows
         error = tl.where((i < D - 1)[None, :], -r - w, 0.0)
         counted, weight, fine = _temper(tl.sum(error * error, axis=1), sharpness)
-        loss += counted
-        v = tl.where(fine[:, None], -error * weight[:, None], 0.0)
+        loss += importance * counted
+        v = tl.where(fine[:, None], -error * (importance * weight)[:, None], 0.0)
         g = tl.where(fine[:, None, None], g, 0.0)
         grams, steps, rows = _keep(fine, grams), _keep(fine, steps), _keep(fine, rows)
         g_row = tl.where(fine[:, None], g_row, 0.0)

@@ -80,10 +80,10 @@ def lane_dot(
     return dot
 
 
-@no_type_check
 class _Emitter:
     """Writes the loads, stores and arithmetic of one product."""
 
+    @no_type_check
     def __init__(self, context, builder, arrays, values, lanes):
         self.builder, self.lanes = builder, lanes
         self.integer = ir.IntType(64)
@@ -95,16 +95,19 @@ class _Emitter:
             for kind, value in zip(arrays, values, strict=True)
         ]
 
+    @no_type_check
     def place(self, row, column, width):
         row = row if isinstance(row, ir.Value) else ir.Constant(self.integer, row)
         column = column if isinstance(column, ir.Value) else ir.Constant(self.integer, column)
         return self.builder.add(self.builder.mul(row, ir.Constant(self.integer, width)), column)
 
+    @no_type_check
     def _address(self, which, place):
         offset = self.builder.mul(place, ir.Constant(self.integer, self.lanes))
         pointer = self.builder.gep(self.pointers[which], [offset])
         return self.builder.bitcast(pointer, self.vector.as_pointer())
 
+    @no_type_check
     def load(self, which, place, shared=False):
         if shared:
             value = self.builder.load(self.builder.gep(self.pointers[which], [place]))
@@ -117,9 +120,11 @@ class _Emitter:
         loaded.align = self.align
         return loaded
 
+    @no_type_check
     def store(self, value, place):
         self.builder.store(value, self._address(2, place)).align = self.align
 
+    @no_type_check
     def start(self, start, i, j, width):
         if start == "out":
             return self.load(2, self.place(i, j, width))
@@ -132,6 +137,7 @@ class _Emitter:
         one = start == "eye" and i == j
         return ir.Constant(self.vector, [ir.Constant(self.scalar, float(one))] * self.lanes)
 
+    @no_type_check
     def multiply_add(self, a, b, c):
         product = self.builder.fmul(a, b, flags=("contract",))
         return self.builder.fadd(product, c, flags=("contract",))

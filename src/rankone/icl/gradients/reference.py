@@ -36,8 +36,9 @@ def loss_and_grad(
     gram: Float[Tensor, "S B D D"],
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
+    importance: Float[Tensor, "S B"],
     limit: float = math.inf,
-) -> tuple[Float[Tensor, " R"], Float[Tensor, R * shape], Float[Tensor, R * shape2]]:
+) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L H *shape"], Float[Tensor, "R L H *shape2"]]:
     """½ mean ‖w_hat - w‖² (tempered by `limit`) and its gradient."""
     with torch.enable_grad():
         p, q = p.detach().requires_grad_(), q.detach().requires_grad_()
@@ -51,6 +52,6 @@ def loss_and_grad(
         square = (implicit_weights(P, Q, gram) - weights).square().sum(-1)
         if math.isfinite(limit):
             square = limit * torch.asinh(torch.where(exploded, EXPLODED, square) / limit)
-        loss = square.mean(-1) / 2
+        loss = (importance[stream] * square).mean(-1) / 2
         grad_p, grad_q = torch.autograd.grad(loss.sum(), (p, q))
     return loss.detach(), grad_p, grad_q

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from rankone.icl.ensemble import Run
+from rankone.icl.evaluation import (
+    Problem,
+    Tuning,
+    make_problems,
+    profile,
+    score_baselines,
+    score_model,
+)
+from rankone.icl.model import LinearTransformer
+from rankone.tasks.noise import Categorical, Fixed, Uniform
+from rankone.tasks.regression import NoisyRegression
+
+SIZES = {"dim": 10, "context": 20, "seed": 5, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    (made,) = make_problems({"sigma_5": Uniform(0, 5)}, sequences=3000, **SIZES)
+    return made
+
+
+def test_a_model_is_scored_after_every_layer(problem):
+    run = Run("diag", 2, "sigma_5", 4)
+    model = LinearTransformer(kind="diag", layers=2, dim=10, scale=0.1).double()
+    records = score_model(problem, run, model)
+    assert [record["read_after"] for record in records] == [0, 1, 2]
+    with torch.no_grad():
+        weights = model.implicit_weights(problem.gram, every_layer=True)
+    loss = (weights - problem.weights[:, None]).square().sum(2).mean(0) / 2
+    assert [record["loss"] for record in records] == pytest.approx(loss.tolist())
+    oracle = float(problem.oracle_loss.mean())
+    for record in records:
+        assert record["adjusted_loss"] == pytest.approx(record["loss"] - oracle)
+        assert record["standard_error"] > 0
+        assert (record["model"], record["layers"], record["seed"]) == ("diag", 2, 4)
+    assert "published_standard_error" in records[-1]
+
+
+def test_a_model_that_explodes_has_no_loss_and_no_warning(problem):
+    model = LinearTransformer(kind="full", layers=7, dim=10, scale=1e9).double()
+    record = score_model(problem, Run("full", 7, "sigma_5", 0), model)[-1]
+    assert record["loss"] is None
+    assert record["adjusted_loss"] is None
+    assert record["published_standard_error"] is None
+
+
+def test_baselines_are_in_their_order(problem):
+    records = score_baselines(problem, Tuning(25 / 3, 13.7, 1.31), problem.noise)
+    loss = {record["model"]: record["adjusted_loss"] for record in records}
+    assert loss["oracle"] == 0
+    assert 0 < loss["bayes"] < loss["tunedrr"] < loss["adarr"] < loss["constrr"]
+
+
+def test_the_published_error_is_that_of_one_query_a_sequence():
+    task = NoisyRegression(dim=10, context=20, noise=Categorical((1, 3)))
+    gram, weights, sigma = task.sample_gram(100_000, generator=8, dtype=torch.float64)
+    problem = Problem("set_1_3", task.noise, 20, gram, weights, sigma)
+    error = -weights  # the predictor that says 0
+    x = torch.randn(100_000, 10, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    once = ((error * x).sum(1) ** 2 - (problem.oracle_error * x).sum(1) ** 2) / 2
+    assert problem.published_error(error) == pytest.approx(
+        float(once.std()) / 100_000**0.5, rel=0.03
+    )
+
+
+def test_problems_share_all_but_the_noise():
+    a, b = make_problems({"a": Fixed(1), "b": Fixed(3)}, sequences=10, **SIZES)
+    assert torch.equal(a.weights, b.weights)
+    assert torch.equal(a.gram[:, :-1, :-1], b.gram[:, :-1, :-1])
+    assert not torch.equal(a.gram, b.gram)
+
+
+def test_a_profile_is_scored_at_each_noise_level():
+    model = LinearTransformer(kind="gd++", layers=2, dim=10).double()
+    models = {Run("gd++", 2, "sigma_5", 0): model}
+    for every_layer, count in ((False, 1), (True, 3)):
+        parts = list(
+            profile(
+                "sigma_5",
+                Uniform(0, 5),
+                [0.0, 2.0],
+                models,
+                Tuning(25 / 3, 13.7, 1.31),
+                every_layer=every_layer,
+                sequences=500,
+                **SIZES,
+            )
+        )
+        assert [{record["sigma"] for record in part} for part in parts] == [{0.0}, {2.0}]
+        assert all(len(part) == 5 + count for part in parts)
+        constant = [r["adjusted_loss"] for part in parts for r in part if r["model"] == "constrr"]
+        assert constant[0] == pytest.approx(0.931, rel=0.15)
+        assert constant[1] == pytest.approx(0.146, rel=0.3)
