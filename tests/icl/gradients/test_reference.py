@@ -67,7 +67,7 @@ def test_the_limit_tempers_large_squares_and_keeps_small_ones():
     data, _ = problem("full")
     losses = [
         loss_and_grad("full", *data, limit=limit, impl="reference").loss
-        for limit in (math.inf, 1e9, 1.0)
+        for limit in (math.inf, 1e12, 1.0)
     ]
     torch.testing.assert_close(losses[0], losses[1])
     assert bool((losses[2] < losses[0]).all())
