@@ -83,8 +83,9 @@ def test_the_token_step_is_the_models_token_forward(kind):
 
 def test_prompts_too_large_for_memory_are_left_out(monkeypatch):
     monkeypatch.setattr(module, "TOKEN_MEMORY", 0)
-    found = module._time_context(12, TINY, CPU, "reference")
-    assert [record["impl"] for record in found] == ["reference"]
+    gram_steps, token_steps = module._longer_prompts(TINY, CPU, "reference")
+    assert [case.context for _, _, case in gram_steps] == list(TINY.contexts)
+    assert not token_steps
 
 
 def test_the_plot_is_a_png(records):
@@ -103,6 +104,15 @@ def test_a_run_prints_tables_and_writes_a_stamped_file(tmp_path, monkeypatch, ca
     assert path.with_suffix(".png").exists()
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("token", "gram", "fused", "ratio", "examples"))
+
+
+def test_a_busy_machine_is_told(tmp_path, monkeypatch, capsys):
+    seconds = iter((0.0, 1e6))
+    monkeypatch.setattr(module, "_busy_seconds", lambda: next(seconds))
+    monkeypatch.setattr(module, "QUICK", replace(TINY, layers=(1,), kinds=("diag",)))
+    path = module.bench(out=tmp_path / "o.json", device="cpu", quick=True)
+    assert json.loads(path.read_text())["other_cores"] > 1
+    assert "Do not trust these times" in capsys.readouterr().out
 
 
 def test_results_of_a_checkout_go_into_its_benchmarks(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ disagreement ends the run.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankone import provenance
-from rankone.icl.contest import DIM, NOISES, Contest, Step
+from rankone.icl.contest import DIM, NOISES, Contest
 from rankone.icl.ensemble import Ensemble
 from rankone.icl.gradients import choose
 from rankone.icl.model import KINDS, Kind
@@ -30,6 +31,8 @@ from rankone.storage import write_bytes, write_json
 
 Record = dict[str, Any]
 
+TOLERATED_CORES = 0.1
+"""A warning is printed when other programs use more of the machine than this."""
 TOKEN_MEMORY = 2 * 2**30
 """The token step is not run where it would need more bytes than this."""
 
@@ -60,13 +63,14 @@ class Plan:
 
 QUICK = Plan(
     layers=(1, 3),
+    kinds=("full",),
     batch=256,
     contexts=(20, 2000),
     contexts_layers=2,
     contexts_batch=64,
     rounds=(3, 3),
 )
-"""A look, not a measurement."""
+"""A look, not a measurement; most of it is the time to compile the kernels."""
 
 
 def bench(*, out: Path | None = None, device: str = "auto", quick: bool = False) -> Path:
@@ -83,17 +87,38 @@ def bench(*, out: Path | None = None, device: str = "auto", quick: bool = False)
     gpu = where.type == "cuda"
     plan = QUICK if quick else Plan(layers=tuple(range(1, 8 if gpu else 6)))
     path = _default_path(gpu, quick) if out is None else out
-    started = time.monotonic()
+    started, before = time.monotonic(), _busy_seconds()
     with Narrator() as narrator:
         records = measure(plan, where, narrator)
     stamp = provenance.collect(where.type)
     seconds = round(time.monotonic() - started, 1)
+    after = _busy_seconds()
+    stamp["other_cores"] = (
+        None if before is None or after is None else round(max(0.0, after - before) / seconds, 2)
+    )
     write_json(path, {**stamp, "seconds": seconds, "records": records})
     picture = path.with_suffix(".png")
     write_bytes(picture, plot(records, stamp["device"]))
     _show(records, stamp["device"], plan)
-    Console().print(f"{seconds:.0f} s; {path} and {picture.name}", highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
+    if (stamp["other_cores"] or 0) > TOLERATED_CORES:
+        console.print(
+            f"Do not trust these times: other programs kept {stamp['other_cores']} cores busy."
+        )
+    console.print(f"{seconds:.0f} s; {path} and {picture.name}")
     return path
+
+
+def _busy_seconds() -> float | None:
+    """Processor time spent so far by all programs but this one, where the system tells (Linux)."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return None
+    user, nice, system = map(int, words[1:4])
+    own = os.times()
+    return (user + nice + system) / ticks - own.user - own.system
 
 
 def _device(name: str) -> torch.device:
@@ -131,33 +156,37 @@ def measure(plan: Plan, device: torch.device, narrator: Narrator) -> list[Record
             advance()
     with narrator.stage("timing", len(cases)) as advance:
         for case in cases:
-            records += _time(case, case.steps(), plan, "step")
+            steps = {(impl, drawing, case): step for (impl, drawing), step in case.steps().items()}
+            records += _time(steps, plan, "step")
             advance()
-    with narrator.stage("longer prompts", len(plan.contexts)) as advance:
-        for context in plan.contexts:
-            records += _time_context(context, plan, device, fused)
+    with narrator.stage("longer prompts", 2) as advance:
+        for steps in _longer_prompts(plan, device, fused):
+            records += _time(steps, plan, "context")
             advance()
     return records
 
 
-def _time(
-    case: Contest, steps: dict[Step, Callable[[], object]], plan: Plan, name: str
-) -> list[Record]:
-    """Medians of repeats in turn, so that a busy machine slows every implementation alike."""
-    for step in steps.values():
+Steps = dict[tuple[str, bool, Contest], Callable[[], object]]
+"""What takes turns: (implementation, whether it draws the prompts, models) → a step."""
+
+
+def _time(steps: Steps, plan: Plan, name: str) -> list[Record]:
+    """Medians of repeats in turn, so that a busy machine slows all of them alike."""
+    for (_, _, case), step in steps.items():
         _milliseconds(step, case.device)  # compiles, allocates, is not counted
-    times: dict[Step, list[float]] = {key: [] for key in steps}
+    times: dict[tuple[str, bool, Contest], list[float]] = {key: [] for key in steps}
     fewest, most = plan.rounds
     began = time.monotonic()
     for done in range(most):
         if done >= fewest and time.monotonic() - began > plan.seconds:
             break
         for key, step in steps.items():
-            times[key].append(_milliseconds(step, case.device))
+            times[key].append(_milliseconds(step, key[-1].device))
     records = []
-    for (impl, drawing), found in times.items():
+    for (impl, drawing, case), found in times.items():
         median = statistics.median(found)
-        plain = statistics.median(times["token", drawing]) if ("token", drawing) in times else None
+        plain = times.get(("token", drawing, case))
+        ratio = None if plain is None else round(statistics.median(plain) / median, 3)
         records.append(
             {
                 "measure": name,
@@ -172,7 +201,7 @@ def _time(
                 "ms": round(median, 4),
                 "fastest_ms": round(min(found), 4),
                 "repeats": len(found),
-                "times_token": None if plain is None else round(plain / median, 3),
+                "times_token": ratio,
             }
         )
     return records
@@ -188,17 +217,23 @@ def _milliseconds(step: Callable[[], object], device: torch.device) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def _time_context(context: int, plan: Plan, device: torch.device, fused: str) -> list[Record]:
-    """The step of full models with drawing, where the token step fits into memory."""
+def _longer_prompts(plan: Plan, device: torch.device, fused: str) -> list[Steps]:
+    """The step of full models at every context, drawing included: fused, then token.
+
+    Not side by side: a token step on long prompts leaves nothing of the others in the caches.
+    The token step is left out where it does not fit into memory.
+    """
     layers, batch = plan.contexts_layers, plan.contexts_batch
-    case = Contest("full", layers, context, batch, plan.seeds, device, fused)
-    steps: dict[Step, Callable[[], object]] = {
-        ("fused", True): lambda: case.fused_step(case.grams(1))
-    }
-    tokens = 4 * case.members * batch * (context + 1) * (DIM + 1)
-    if tokens * (2 * layers + 3) <= TOKEN_MEMORY:  # two sets of tokens a layer wait for autograd
-        steps["token", True] = lambda: case.token_step(case.tokens(1))
-    return _time(case, steps, plan, "context")
+    gram_steps: Steps = {}
+    token_steps: Steps = {}
+    for context in plan.contexts:
+        case = Contest("full", layers, context, batch, plan.seeds, device, fused)
+        gram_steps["fused", True, case] = case.drawing_fused_step
+        tokens = 4 * case.members * batch * (context + 1) * (DIM + 1)
+        # Two sets of tokens a layer wait for autograd.
+        if tokens * (2 * layers + 3) <= TOKEN_MEMORY:
+            token_steps["token", True, case] = case.drawing_token_step
+    return [gram_steps, token_steps]
 
 
 def _show(records: list[Record], device: str, plan: Plan) -> None:

@@ -94,6 +94,14 @@ class Contest:
         """Loss and gradient as training computes them."""
         return self.ensembles["fused"].loss_and_grad(self.table, batch, self.recipe.limit)
 
+    def drawing_token_step(self) -> Gradient:
+        """The plain step on fresh prompts."""
+        return self.token_step(self.tokens(1))
+
+    def drawing_fused_step(self) -> tuple[Tensor, Tensor]:
+        """The step of training on fresh prompts."""
+        return self.fused_step(self.grams(1))
+
     def steps(self) -> dict[Step, Callable[[], object]]:
         """What is timed: (implementation, whether prompts are drawn) → a step."""
         tokens, grams = self.tokens(0), self.grams(0)
@@ -101,9 +109,9 @@ class Contest:
             ("token", False): lambda: self.token_step(tokens),
             ("gram", False): lambda: self.gram_step(grams),
             ("fused", False): lambda: self.fused_step(grams),
-            ("token", True): lambda: self.token_step(self.tokens(1)),
+            ("token", True): self.drawing_token_step,
             ("gram", True): lambda: self.gram_step(self.grams(1)),
-            ("fused", True): lambda: self.fused_step(self.grams(1)),
+            ("fused", True): self.drawing_fused_step,
         }
 
     def parity(self) -> list[Record]:
