@@ -20,6 +20,7 @@ STAMP = {
     "commit": "0123abc",
     "seconds": 312.0,
     "training_seconds": 205.1,
+    "other_cores": 0.02,
 }
 
 
@@ -129,6 +130,12 @@ def test_the_summary_has_ours_beside_the_published_value(tmp_path, records, benc
     assert "| Bayes (floor) | 0.0397 | 0.0397 |" in block
     assert "5 min 12 s on a machine" in block
     assert "4.0 times the throughput" in block
+
+
+def test_times_of_a_busy_machine_are_not_shown(tmp_path, bench):
+    page = reproduction_page({"bench-cpu": write(tmp_path / "c.json", bench, other_cores=1.3)})
+    assert "times the throughput" not in page
+    assert "that machine was not idle" in page
 
 
 def test_without_results_the_pages_say_so():

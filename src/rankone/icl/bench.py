@@ -23,6 +23,7 @@ from rich.table import Table
 
 from rankone import provenance
 from rankone.icl.contest import DIM, NOISES, Contest
+from rankone.icl.docs_page import TOLERATED_CORES
 from rankone.icl.ensemble import Ensemble
 from rankone.icl.gradients import choose
 from rankone.icl.model import KINDS, Kind
@@ -31,8 +32,6 @@ from rankone.storage import write_bytes, write_json
 
 Record = dict[str, Any]
 
-TOLERATED_CORES = 0.1
-"""A warning is printed when other programs use more of the machine than this."""
 TOKEN_MEMORY = 2 * 2**30
 """The token step is not run where it would need more bytes than this."""
 

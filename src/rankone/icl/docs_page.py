@@ -5,6 +5,7 @@ Writes docs/reproduction.md and the block between the `results` marks in README.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import sys
@@ -36,6 +37,8 @@ FILES = {
 MARKS = ("<!-- results -->", "<!-- /results -->")
 _TITLES = {"paper": "The whole table", "laptop": "The laptop preset"}
 _FLOOR_GOAL = 1.25
+TOLERATED_CORES = 0.1
+"""Times are shown if other programs used less of the machine than this."""
 
 _HEAD = """# Reproduction: Table 1 of "Linear Transformers are Versatile In-Context Learners"
 
@@ -120,7 +123,7 @@ def results_block(results: dict[str, Path]) -> str:
     lines += [
         "",
         f"{sum(map(_within, held))} of {len(held)} trained cells of Table 1 are at most the "
-        f"published value plus two standard errors. `{result['command']}` took "
+        f"value they are held to. `{result['command']}` took "
         f"{_minutes(result['seconds'])} on {result['device']}.",
     ]
     lines += [_speed(found[key]) for key in ("bench-cpu", "bench-gpu") if key in found]
@@ -249,8 +252,17 @@ def _floor_row(cells: list[TableRecord]) -> list[str]:
 
 
 def _speed(result: dict[str, Any]) -> str:
-    """One sentence a benchmark: the ratio at one context length, and the cost of longer ones."""
+    """One sentence a benchmark: the ratio at one context length, and the cost of longer ones.
+
+    On a busy processor the plain step suffers most: such times flatter us and are not shown.
+    """
     records = result["records"]
+    on_cpu = any(record.get("impl") == "fused_cpu" for record in records)
+    if on_cpu and (result.get("other_cores", math.inf) or 0) > TOLERATED_CORES:
+        return (
+            f"The times of `{result['command']}` on {result['device']} are not shown: that "
+            "machine was not idle, or the file does not say."
+        )
     fused = [r for r in records if r["measure"] != "parity" and r["impl"].startswith("fused")]
     ratios = [r["times_token"] for r in fused if r["measure"] == "step" and not r["drawing"]]
     drawn = [r["times_token"] for r in fused if r["measure"] == "step" and r["drawing"]]

@@ -265,7 +265,9 @@ def _profiles(
     with narrator.stage("profiles", len(noises) * preset.profile_points) as advance:
         for name, noise in noises.items():
             everything = name == "sigma_5"  # figures 5 to 7: all seeds, all layers, far out
-            top = max(10.0, noise.largest + 1) if everything else noise.largest + 1
+            top = noise.largest + 1
+            if everything or name.startswith("set"):
+                top = max(10.0 if everything else 6.0, top)
             deep = preset.layers[-1:] if name.startswith("sigma") else preset.layers
             chosen = {
                 run: model
