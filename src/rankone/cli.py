@@ -95,7 +95,13 @@ class Reproduce:
 class BenchIcl:
     """Time one training step of the laboratory beside the plain PyTorch step, in one run."""
 
-    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    out: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help_behavior_hint="(default: benchmarks/results/icl-DEVICE.json in a checkout)",
+        ),
+    ] = None
     """JSON file for the measurements, which are printed in any case."""
 
     device: Device = "auto"

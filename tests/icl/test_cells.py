@@ -1,7 +1,7 @@
 import pytest
 
 from rankone.icl import cells
-from rankone.icl.cells import NOISE_FREE_LIMIT, make_table
+from rankone.icl.cells import NOISE_FREE_LIMIT, OWN_TAIL, make_table
 from rankone.icl.presets import PRESETS
 from rankone.icl.published import table1
 
@@ -9,7 +9,8 @@ PAPER = PRESETS["paper"]
 PUBLISHED = table1()
 
 
-def record(model, layers, noise, loss, *, seed=0, error=0.001, published_error=0.002, **more):
+def record(model, layers, noise, loss, *, seed=0, error=None, published_error=0.002, **more):
+    error = 0.01 * (loss or 0) if error is None else error
     return {
         "model": model,
         "layers": layers,
@@ -43,6 +44,13 @@ def test_a_cell_with_a_tail_of_its_own_is_held_to_the_published_value_alone():
     row = only([record("diag", 3, "sigma_7", 0.2438, error=0.12, published_error=0.35)])
     assert row["limit"] == PUBLISHED["diag", 3, "sigma_7"]
     assert row["within"] is False
+
+
+def test_a_cell_with_a_tail_of_its_own_is_granted_no_error():
+    for share, limit in [(0.9, 0.047 + 2 * 0.002), (1.1, 0.047)]:
+        row = only([record("full", 7, "sigma_5", 0.05, error=share * OWN_TAIL * 0.05)])
+        assert row["limit"] == pytest.approx(limit)
+        assert row["within"] is (share < 1)
 
 
 def test_the_best_seed_is_shown_and_all_restarts_are_counted():

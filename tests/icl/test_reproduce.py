@@ -1,13 +1,18 @@
 import json
 import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankone import cli
 from rankone.icl import reproduce as module
 from rankone.icl.presets import FIGURES, PRESETS
+from rankone.icl.progress import Narrator
 from rankone.icl.reproduce import best_seeds, prepare_folder, reproduce, runs_for
+from rankone.icl.training import Recipe
 
 SMOKE = PRESETS["smoke"]
 
@@ -104,6 +109,38 @@ def test_resuming_trains_nothing_again_and_gives_the_same_table(results, tmp_pat
     reproduce(target="table1", preset="smoke", out=out, quiet=True, device="cpu", resume=True)
     assert records_of(out) == records_of(results)
     assert (out / "table1.csv").read_bytes() == (results / "table1.csv").read_bytes()
+
+
+def test_an_interrupted_target_goes_on_after_another_trained_some_of_its_runs(
+    results, tmp_path, monkeypatch
+):
+    """table1 is interrupted, fig4 trains one of its models, table1 goes on with the others."""
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copy(results / "config.json", out)
+    narrator = Narrator(quiet=True)
+    recipe = Recipe(steps=4, batch=8, heats=1)
+    preset = replace(SMOKE, layers=(1,))
+    cpu = torch.device("cpu")
+
+    def train(target):
+        return module.train_missing(
+            runs_for(target, preset, 0), preset, recipe, out, target, cpu, narrator
+        )
+
+    def stop(stage, step, steps, messages):
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(narrator, "training", lambda *_: stop)
+        with pytest.raises(KeyboardInterrupt):
+            train("table1")
+    assert list((out / "checkpoints").rglob("*.safetensors"))
+    train("fig4")
+    models, facts = train("table1")
+    assert set(models) == set(runs_for("table1", preset, 0))
+    assert set(facts["restarts"]) == {run.name for run in models}
 
 
 def test_a_truncated_model_is_named_and_nothing_is_changed(results, tmp_path):

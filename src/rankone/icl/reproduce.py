@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,9 @@ def train_missing(
     missing = [run for run in runs if run not in models]
     if missing:
         noises = {run.noise: noise_from_name(run.noise) for run in missing}
-        checkpoints = out / "checkpoints" / target
+        # Named after the runs too: what is missing may have become less since an interruption.
+        names = " ".join(sorted(run.name for run in missing))
+        checkpoints = out / "checkpoints" / f"{target}-{zlib.crc32(names.encode()):08x}"
         fitted = fit(
             missing,
             noises,
