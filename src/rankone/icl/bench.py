@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankone import provenance
+from rankone.devices import pick_device
 from rankone.icl.contest import DIM, NOISES, Contest
 from rankone.icl.docs_page import TOLERATED_CORES
 from rankone.icl.ensemble import Ensemble
@@ -82,7 +83,7 @@ def bench(*, out: Path | None = None, device: str = "auto", quick: bool = False)
     Raises ParityError if the implementations disagree, ValueError for a device that is not there,
     BackendUnavailableError where the fused kernels cannot run.
     """
-    where = _device(device)
+    where = pick_device(device)
     gpu = where.type == "cuda"
     plan = QUICK if quick else Plan(layers=tuple(range(1, 8 if gpu else 6)))
     path = _default_path(gpu, quick) if out is None else out
@@ -118,16 +119,6 @@ def _busy_seconds() -> float | None:
     user, nice, system = map(int, words[1:4])
     own = os.times()
     return (user + nice + system) / ticks - own.user - own.system
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device must be one of auto, cpu, cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but torch sees no CUDA device here")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def _default_path(gpu: bool, quick: bool) -> Path:

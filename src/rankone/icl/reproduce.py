@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rankone import provenance
+from rankone.devices import pick_device
 from rankone.icl.cells import make_table
 from rankone.icl.ensemble import Run
 from rankone.icl.evaluation import (
@@ -98,7 +99,7 @@ def reproduce(
     if seed < 0:
         raise ValueError(f"seed must be >= 0, got {seed}")
     size = PRESETS[preset]
-    where = _device(device)
+    where = pick_device(device)
     recipe = Recipe(**size.recipe)
     config = {"preset": asdict(size), "recipe": asdict(recipe), "seed": seed}
     prepare_folder(out, config, resume=resume)
@@ -117,16 +118,6 @@ def reproduce(
         page = publish(out, target, table, records, models, config, stamp, narrator)
     narrator.finish(table, page, target, time.monotonic() - started)
     return page
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device must be one of auto, cpu, cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but torch sees no CUDA device here")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def prepare_folder(out: Path, config: dict[str, Any], *, resume: bool) -> None:
