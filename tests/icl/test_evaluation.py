@@ -5,10 +5,12 @@ from rankone.icl.ensemble import Run
 from rankone.icl.evaluation import (
     Problem,
     Tuning,
+    expected_problem,
     make_problems,
     profile,
     score_baselines,
     score_model,
+    typical,
 )
 from rankone.icl.model import LinearTransformer
 from rankone.tasks.noise import Categorical, Fixed, Uniform
@@ -72,6 +74,40 @@ def test_problems_share_all_but_the_noise():
     assert torch.equal(a.weights, b.weights)
     assert torch.equal(a.gram[:, :-1, :-1], b.gram[:, :-1, :-1])
     assert not torch.equal(a.gram, b.gram)
+
+
+def test_the_typical_record_is_that_of_the_median_draw():
+    draws = [
+        [{"adjusted_loss": a, "standard_error": e}, {"adjusted_loss": b, "standard_error": e}]
+        for a, b, e in [(0.3, None, 1), (9.0, 0.2, 2), (0.1, 0.4, 3)]
+    ]
+    first, second = typical(draws)
+    assert first == {"adjusted_loss": 0.3, "standard_error": 1, "draws": [0.1, 0.3, 9.0]}
+    assert second == {"adjusted_loss": 0.4, "standard_error": 3, "draws": [0.2, 0.4, None]}
+
+
+def test_the_expectation_agrees_with_plain_prompts_where_there_is_no_tail(problem):
+    """One layer does not explode: weighted and plain means estimate the same number."""
+    sizes = SIZES | {"seed": 100}
+    expected = expected_problem("sigma_5", Uniform(0, 5), sequences=20_480, **sizes)
+    assert len(expected.gram) == len(expected.importance) == 20_480
+    model = LinearTransformer.from_parameters(
+        "gd++", torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[-0.025]]]), 10
+    ).double()
+    run = Run("gd++", 1, "sigma_5", 0)
+    ours, plain = (score_model(p, run, model)[-1] for p in (expected, problem))
+    error = (ours["standard_error"] ** 2 + plain["standard_error"] ** 2) ** 0.5
+    assert ours["adjusted_loss"] == pytest.approx(plain["adjusted_loss"], abs=4 * error)
+
+
+def test_the_expectation_sees_what_plain_prompts_do_not(problem):
+    """Eigenvalues above 100 occur once in a million prompts."""
+    sizes = SIZES | {"seed": 100}
+    expected = expected_problem("sigma_5", Uniform(0, 5), sequences=20_480, **sizes)
+    top = torch.linalg.eigvalsh(expected.gram[:, :-1, :-1])[:, -1]
+    assert int((top > 100).sum()) > 100
+    assert float((expected.importance * (top > 100)).mean()) < 1e-5
+    assert float(torch.linalg.eigvalsh(problem.gram[:, :-1, :-1])[:, -1].max()) < 100
 
 
 def test_a_profile_is_scored_at_each_noise_level():

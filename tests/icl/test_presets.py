@@ -8,9 +8,9 @@ from rankone import cli
 from rankone.icl.model import KINDS as MODEL_KINDS
 from rankone.icl.presets import FIGURES, KINDS, PRESET_NAMES, PRESETS, TARGETS
 from rankone.icl.published import NOISES
-from rankone.icl.reproduce import noise_from_name, runs_for
+from rankone.icl.reproduce import runs_for
 from rankone.icl.training import Recipe
-from rankone.tasks.noise import Categorical, Uniform
+from rankone.tasks.noise import Categorical, Uniform, noise_from_name
 
 
 def test_the_command_line_offers_what_there_is():

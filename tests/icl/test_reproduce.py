@@ -11,7 +11,8 @@ from rankone import cli
 from rankone.icl import reproduce as module
 from rankone.icl.presets import FIGURES, PRESETS
 from rankone.icl.progress import Narrator
-from rankone.icl.reproduce import best_seeds, prepare_folder, reproduce, runs_for
+from rankone.icl.reproduce import prepare_folder, reproduce, runs_for
+from rankone.icl.scoring import best_seeds
 from rankone.icl.training import Recipe
 
 SMOKE = PRESETS["smoke"]

@@ -6,7 +6,16 @@ import torch
 
 from rankone.icl import training
 from rankone.icl.ensemble import Ensemble, Run
-from rankone.icl.training import PAPER, Recipe, State, look, train, winners
+from rankone.icl.training import (
+    CHECK_EVERY,
+    PAPER,
+    SMALLEST_LIMIT,
+    Recipe,
+    State,
+    look,
+    train,
+    winners,
+)
 from rankone.tasks.noise import Uniform
 
 NOISES = {"sigma_5": Uniform(0, 5)}
@@ -38,10 +47,10 @@ def test_training_lowers_the_loss():
 def test_the_first_update_is_adams():
     """With fresh moments Adam moves every parameter by the learning rate against its gradient."""
     ensemble = make(DIAG)
-    recipe = replace(RECIPE, warmup=0.0, clip=None, schedule="constant", spreads=(1.0,))
+    recipe = replace(RECIPE, warmup=0.0, clip=None, schedule="constant", spikes=())
     state = State.fresh(ensemble, recipe)
     before = state.table.clone()
-    _, grad = ensemble.loss_and_grad(before, ensemble.batch(64, 0), recipe.limit)
+    _, grad = ensemble.loss_and_grad(before, ensemble.batch(64, 0), state.limit(recipe.limit))
     train(ensemble, recipe, state, until=1)
     expected = before - recipe.learning_rate * grad.sign()
     torch.testing.assert_close(state.table, expected, rtol=1e-4, atol=1e-5)
@@ -87,6 +96,7 @@ def test_a_broken_row_goes_back_to_its_last_healthy_parameters():
     ensemble = make(DIAG, FULL)
     state = State.fresh(ensemble, RECIPE)
     good = state.table.clone()
+    state.updates += 2 * CHECK_EVERY
     state.table += 1
     state.mean += 1
     state.broken[0] = True
@@ -96,9 +106,12 @@ def test_a_broken_row_goes_back_to_its_last_healthy_parameters():
     assert torch.equal(state.good[1], good[1] + 1)
     assert state.mean[0].abs().sum() == 0
     assert state.mean[1].abs().sum() > 0
-    assert state.rate.tolist() == [0.5, 1.0]
+    assert state.rate.tolist() == [0.5, 0.5]
     assert state.restarts.tolist() == [1, 0]
     assert not state.broken.any()
+    state.broken[0] = True  # at the very next look: its parameters were never healthy
+    assert look(state, 3) == [0]
+    assert torch.equal(state.table[0], good[0] / 2)
 
 
 def test_a_loss_above_that_of_predicting_nothing_is_divergence():
@@ -129,14 +142,14 @@ def test_the_best_start_of_every_run_wins():
     state.table[0] *= math.nan
     state.table[4] *= 10
     chosen = winners(contest, RECIPE, state)
-    prompts = contest.batch(8192, step=-1, spreads=RECIPE.spreads)
-    loss, _ = contest.loss_and_grad(state.table, prompts, RECIPE.last_limit)
+    prompts = contest.batch(8192, -1, RECIPE.spikes, RECIPE.share)
+    loss, _ = contest.loss_and_grad(state.table, prompts, state.limit(RECIPE.last_limit))
     best = [1 + int(loss[1:3].argmin()), 3 + int(loss[3:].argmin())]
     assert torch.equal(chosen, state.table[best])
 
 
 def test_the_learning_rate_rises_and_falls_on_a_cosine():
-    recipe = Recipe(steps=1000, learning_rate=0.1, warmup=0.1)
+    recipe = Recipe(steps=1000, learning_rate=0.1, warmup=0.1, bend=1.0)
     rates = [recipe.rate(step) for step in range(1000)]
     assert rates[0] == pytest.approx(0.001)
     assert max(rates) == pytest.approx(0.1, rel=1e-3)
@@ -145,6 +158,26 @@ def test_the_learning_rate_rises_and_falls_on_a_cosine():
     assert 0 < rates[-1] < 1e-6
     assert rates[:100] == sorted(rates[:100])
     assert rates[101:] == sorted(rates[101:], reverse=True)
+
+
+def test_a_bent_cosine_is_a_power_of_the_cosine():
+    recipe = Recipe(steps=1000, learning_rate=1.0, warmup=0.1, bend=1.0)
+    bent = replace(recipe, bend=2.0)
+    for step in (300, 550, 900):
+        assert bent.rate(step) == pytest.approx(recipe.rate(step) ** 2)
+
+
+def test_seeds_of_full_models_take_learning_rates_in_turn():
+    full = [FULL._replace(seed=seed) for seed in range(3)]
+    state = State.fresh(make(DIAG, *full), replace(RECIPE, full_rates=(0.5, 0.7)))
+    assert state.rate.tolist() == pytest.approx([1.0, 0.5, 0.7, 0.5])
+
+
+def test_the_limit_of_a_row_follows_its_running_loss():
+    state = State.fresh(make(DIAG, FULL), RECIPE)
+    state.smooth[0], state.smooth[1] = math.log(0.02), -100.0
+    assert state.limit(100.0).tolist() == pytest.approx([2.0, SMALLEST_LIMIT])
+    assert state.limit(math.inf).tolist() == [math.inf, math.inf]
 
 
 def test_limit_and_clip_grow_geometrically():
@@ -160,7 +193,7 @@ def test_the_papers_recipe_is_plain_adam():
     assert {PAPER.rate(step) for step in (0, 1000, 199_999)} == {1e-4}
     assert PAPER.clip_at(5) is None
     assert PAPER.limit_at(5) == math.inf
-    assert (PAPER.spreads, PAPER.heats, PAPER.normalise) == ((1.0,), 1, False)
+    assert (PAPER.spikes, PAPER.heats, PAPER.normalise) == ((), 1, False)
 
 
 def test_a_state_is_saved_and_loaded_whole(tmp_path):

@@ -107,32 +107,60 @@ def test_prompts_do_not_depend_on_the_noises_beside_them():
     assert torch.equal(together.gram[0], task.sample_gram(16, generator=5).gram)
 
 
-SPREADS = (1.0,) * 3 + (1.3, 1.7)
+SPIKES = {"spikes": (1.5, 2.0, 3.0), "share": 0.4}
 
 
-def test_importance_weights_have_mean_one():
-    _, weight = TASKS["n=20"].sample_tails(50_000, [Fixed(1)], 0, torch.float64, spreads=SPREADS)
+def streams(count):
+    return [torch.Generator().manual_seed(seed) for seed in range(count)]
+
+
+def test_importance_weights_have_mean_one_and_are_bounded():
+    _, weight = TASKS["n=20"].sample_spiked(2000, [Fixed(1)], streams(25), torch.float64, **SPIKES)
+    assert weight.shape == (25, 2000)
     assert bool((weight > 0).all())
-    assert bool((weight <= len(SPREADS) / 3 + 1e-9).all())
+    assert bool((weight <= 1 / (1 - SPIKES["share"]) + 1e-9).all())
     assert float(weight.mean()) == pytest.approx(1, abs=4 * float(weight.std()) / 50_000**0.5)
 
 
 @each_task
-def test_weighted_means_of_wider_prompts_are_unbiased(task):
-    drawn, weight = task.sample_tails(60_000, [task.noise], 4, torch.float64, spreads=SPREADS)
-    plain = task.sample_gram(60_000, generator=5, dtype=torch.float64)
-    wide, narrow = lower(drawn.gram[0]), lower(plain.gram)
-    assert_same_mean(weight[:, None] * wide, narrow)
-    assert_same_mean(weight[:, None] * wide.square(), narrow.square())
-    # … and the prompts themselves are wider: unweighted means are not the same.
-    assert float(wide[:, 0].mean()) > 1.1 * float(narrow[:, 0].mean())
+def test_weighted_means_of_spiked_prompts_are_unbiased(task):
+    drawn, weight = task.sample_spiked(2000, [task.noise], streams(30), torch.float64, **SPIKES)
+    plain = task.sample_gram(60_000, generator=500, dtype=torch.float64)
+    spiked, plain = lower(drawn.gram[:, 0].flatten(0, 1)), lower(plain.gram)
+    weight = weight.flatten()[:, None]
+    assert_same_mean(weight * spiked, plain)
+    assert_same_mean(weight * spiked.square(), plain.square())
+    # … and the prompts themselves are longer: unweighted means are not the same.
+    assert float(spiked[:, 0].mean()) > 1.02 * float(plain[:, 0].mean())
 
 
-def test_without_spreads_all_weights_are_one_and_prompts_as_ever():
+def test_spiked_prompts_measure_rare_eigenvalues_better():
+    """One prompt in 10,000 has an eigenvalue above 84; spiked prompts hold thousands of them."""
+    task = NoisyRegression(dim=10, context=20, noise=Fixed(1))
+
+    def above(gram, weight):
+        top = torch.linalg.eigvalsh(gram[..., :10, :10])[..., -1]
+        return (weight * (top > 84)).flatten()
+
+    drawn, weight = task.sample_spiked(2000, [Fixed(1)], streams(20), torch.float64, **SPIKES)
+    plain, ones = task.sample_spiked(2000, [Fixed(1)], streams(20), torch.float64)
+    spiked, rare = above(drawn.gram[:, 0], weight), above(plain.gram[:, 0], ones)
+    error = float(spiked.std()) / 40_000**0.5
+    assert error < 0.3 * float(rare.std()) / 40_000**0.5
+    assert float(spiked.mean()) == pytest.approx(1.2e-4, abs=4 * error)
+
+
+def test_without_spikes_all_weights_are_one_and_prompts_as_ever():
     task = TASKS["n=20"]
-    drawn, weight = task.sample_tails(9, [task.noise], 4, spreads=(1.0,))
+    drawn, weight = task.sample_spiked(9, [task.noise], [torch.Generator().manual_seed(4)])
     assert bool((weight == 1).all())
-    assert torch.equal(drawn.gram[0], task.sample_gram(9, generator=4).gram)
+    assert torch.equal(drawn.gram[0, 0], task.sample_gram(9, generator=4).gram)
+
+
+@pytest.mark.parametrize(("spikes", "share"), [((0.5,), 0.5), ((2.0,), 1.0), ((2.0,), -0.1)])
+def test_spikes_that_leave_weights_unbounded_are_refused(spikes, share):
+    with pytest.raises(ValueError, match="leave plain prompts"):
+        TASKS["n=20"].sample_spiked(9, [Fixed(1)], streams(1), spikes=spikes, share=share)
 
 
 def test_bad_sizes_are_refused():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rankone.icl.gdpp import gap_to_constant_ridge
 from rankone.icl.presets import Preset
 from rankone.icl.published import table1
+from rankone.tasks.noise import noise_from_name
 
 if TYPE_CHECKING:
     from rankone.icl.model import Kind
@@ -27,6 +28,9 @@ published table's error, estimated from the same prompts, would be as large: it 
 
 def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) -> list[Record]:
     """Table records: the best seed of every trained cell, and the closed forms.
+
+    Losses are those of the median draw; `mean_loss` is the mean over all draws, `expected_loss`
+    an importance-sampled estimate of the expectation.
 
     A trained cell is held to the published value plus two standard errors of the published
     table. GD++ cannot beat constant ridge; where the published value does, the cell is held to
@@ -55,6 +59,9 @@ def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) 
             "standard_error": best["standard_error"],
             "published": published.get((model, layers, noise)),
             "floor": floors.get(noise),
+            "mean_loss": _mean(best.get("draws", [best["adjusted_loss"]])),
+            "expected_loss": best.get("expected_loss"),
+            "expected_error": best.get("expected_error"),
             "published_standard_error": best["published_standard_error"],
             "seed": best["seed"],
             "seeds": len(tries) if layers else None,
@@ -68,6 +75,11 @@ def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) 
         _judge(entry, ridges.get(noise), preset)
         table.append(entry)
     return table
+
+
+def _mean(losses: list[float | None]) -> float | None:
+    finite = [loss for loss in losses if loss is not None]
+    return sum(finite) / len(finite) if len(finite) == len(losses) else None
 
 
 def _order(loss: float | None) -> float:
@@ -104,6 +116,4 @@ def _gap(layers: int, dim: int, context: int, variance: float) -> float:
 
 
 def _mean_square(noise: str) -> float:
-    from rankone.icl.reproduce import noise_from_name
-
     return noise_from_name(noise).mean_square

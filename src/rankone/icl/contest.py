@@ -28,6 +28,8 @@ Step = tuple[str, bool]
 DIM = 10
 NOISES = {"sigma_5": Uniform(0, 5), "set_1_3": Categorical((1, 3))}
 INITIAL_SCALE = 0.1
+LIMIT = 100.0
+"""Of squared errors, about what training starts with."""
 TOLERANCE = 1e-4
 """Largest difference that counts as rounding, relative to the largest entry of a member."""
 PARITY_BATCH = 256
@@ -80,7 +82,8 @@ class Contest:
 
     def grams(self, step: int, batch: int | None = None) -> Batch:
         """Gram matrices, drawn as in training."""
-        return self.ensembles["fused"].batch(batch or self.batch, step, self.recipe.spreads)
+        spiked = self.recipe.spikes, self.recipe.share
+        return self.ensembles["fused"].batch(batch or self.batch, step, *spiked)
 
     def token_step(self, prompts: Prompts) -> Gradient:
         """Loss and gradient of the plain implementation."""
@@ -92,7 +95,7 @@ class Contest:
 
     def fused_step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Loss and gradient as training computes them."""
-        return self.ensembles["fused"].loss_and_grad(self.table, batch, self.recipe.limit)
+        return self.ensembles["fused"].loss_and_grad(self.table, batch, LIMIT)
 
     def drawing_token_step(self) -> Gradient:
         """The plain step on fresh prompts."""
@@ -119,9 +122,7 @@ class Contest:
         batch = min(self.batch, PARITY_BATCH)
         grams, prompts = self.grams(2, batch), self.tokens(2, batch)
         exact = Batch(*(part.double() for part in grams))
-        want_loss, want = self.ensembles["gram"].loss_and_grad(
-            self.table.double(), exact, self.recipe.limit
-        )
+        want_loss, want = self.ensembles["gram"].loss_and_grad(self.table.double(), exact, LIMIT)
         loss, grad = self.fused_step(grams)
         token = self.token_step(prompts)
         gram = gram_query_step(self.kind, self.p, self.q, prompts)

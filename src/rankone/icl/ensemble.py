@@ -26,6 +26,11 @@ from rankone.icl.model import Kind, LinearTransformer, parameter_shapes
 from rankone.tasks.noise import Noise
 from rankone.tasks.regression import NoisyRegression
 
+STARTS = ((1, 0), (1, 1), (0.5, 0.5), (1.5, 0), (2, 0), (2, 2), (1, 2), (0.1, 1))
+FULL_STARTS = ((1, 0), (0.1, 1), (2, 0), (0.1, 0.5), (1.5, 0), (0.1, 1.4), (0.5, 0.5), (0.1, 0.75))
+"""Starts of a run: how large its random part is, and how far it leans towards gradient descent
+(P and -Q a multiple of the identity in all layers), in units of the initial scale."""
+
 
 class Run(NamedTuple):
     """One model to be trained."""
@@ -140,8 +145,7 @@ class Ensemble:
     def initial(self, scale: float) -> Float[Tensor, "R width"]:
         """Small random parameters; a run's do not depend on the runs beside it.
 
-        Starts of a run differ widely, since the loss has many local minima: in scale (once, half,
-        and twice), and every second one leans towards gradient descent, P > 0 > Q.
+        Starts of a run differ widely (`STARTS`), since the loss has many local minima.
         """
         table = torch.zeros(len(self.rows), self.width)
         for group in self.groups:
@@ -153,8 +157,9 @@ class Ensemble:
                 noise = torch.randn(n_p + n_q, generator=g)
                 if group.kind == "full":
                     noise /= (self.dim + 1) ** 0.5
-                factor = scale * (1.0, 0.5, 2.0)[start // 2 % 3]
-                table[row, : n_p + n_q] = factor * (noise + start % 2 * lean)
+                starts = FULL_STARTS if group.kind == "full" else STARTS
+                random, leaning = starts[start % len(starts)]
+                table[row, : n_p + n_q] = scale * (random * noise + leaning * lean)
         return table.to(self.device)
 
     def _lean(self, group: Group, name: str) -> Float[Tensor, " length"]:
@@ -164,19 +169,19 @@ class Ensemble:
             return torch.eye(self.dim + 1).expand(shape).flatten()
         return torch.ones(shape).flatten()
 
-    def batch(self, size: int, step: int, spreads: tuple[float, ...] = (1.0,)) -> Batch:
+    def batch(
+        self, size: int, step: int, spikes: tuple[float, ...] = (), share: float = 0.0
+    ) -> Batch:
         """The prompts of one step: a function of the seeds and the step, nothing else.
 
-        `spreads` as in `NoisyRegression.sample_tails`.
+        `spikes` and `share` as in `NoisyRegression.sample_spiked`.
         """
-        grams, weights, importance = [], [], []
-        for seed in self.seeds:
-            g = Generator(device=self.device).manual_seed(_mix(seed, step))
-            drawn, importances = self.task.sample_tails(size, self.noises, g, spreads=spreads)
-            importance += [importances] * len(self.noises)
-            grams.append(drawn.gram)
-            weights.append(drawn.weights)
-        gram, target = torch.stack(grams), torch.stack(weights)
+        generators = [
+            Generator(device=self.device).manual_seed(_mix(seed, step)) for seed in self.seeds
+        ]
+        (gram, target, _), importance = self.task.sample_spiked(
+            size, self.noises, generators, spikes=spikes, share=share
+        )
         c = self._label_scale[None, :, None]
         if self.normalise:
             gram = gram / self.context
@@ -185,16 +190,25 @@ class Ensemble:
             gram[..., -1, -1] /= c**2
             target = target / c[..., None]
         scale = (self._label_scale**2).repeat(len(self.seeds))
-        return Batch(gram.flatten(0, 1), target.flatten(0, 1), torch.stack(importance), scale)
+        importance = importance.repeat_interleave(len(self.noises), dim=0)
+        return Batch(gram.flatten(0, 1), target.flatten(0, 1), importance, scale)
 
     def loss_and_grad(
-        self, table: Float[Tensor, "R width"], batch: Batch, limit: float = math.inf
+        self,
+        table: Float[Tensor, "R width"],
+        batch: Batch,
+        limit: float | Float[Tensor, " R"] = math.inf,
     ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R width"]]:
-        """Loss of every row, and its gradient in the shape of the table."""
+        """Loss of every row, and its gradient in the shape of the table.
+
+        `limit` as in `rankone.icl.gradients.loss_and_grad`, on squares that are not normalised.
+        """
+        limits = limit + table.new_zeros(len(self.rows))
         loss = table.new_empty(len(self.rows))
         grad = torch.zeros_like(table)
         for group in self.groups:
             p, q = self.split(table, group)
+            scale = batch.scale[group.stream]
             result = loss_and_grad(
                 group.kind,
                 p,
@@ -203,10 +217,10 @@ class Ensemble:
                 batch.weights,
                 group.stream,
                 importance=batch.importance,
-                limit=limit,
+                limit=limits[group.rows] / scale,
                 impl=self.impl,
             )
-            loss[group.rows] = result.loss * batch.scale[group.stream]
+            loss[group.rows] = result.loss * scale
             n_p, n_q = group.lengths
             grad[group.rows, :n_p] = result.p.flatten(1)
             grad[group.rows, n_p : n_p + n_q] = result.q.flatten(1)

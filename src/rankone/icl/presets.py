@@ -28,7 +28,9 @@ class Preset:
     recipe: dict[str, Any]
     """Changes to the default `Recipe`."""
     sequences: int
-    """Prompts of the evaluation."""
+    """Prompts of one draw of the evaluation."""
+    draws: int
+    """Draws of the evaluation; the median one is reported."""
     profile_sequences: int
     """Prompts at each noise level of a profile."""
     profile_points: int
@@ -46,6 +48,7 @@ PRESETS = {
         seeds=1,
         recipe={"steps": 100, "batch": 128, "heats": 2, "heat_steps": 50, "heat_batch": 64},
         sequences=4096,
+        draws=1,
         profile_sequences=512,
         profile_points=7,
     ),
@@ -61,9 +64,9 @@ PRESETS = {
             "heats": 4,
             "heat_steps": 400,
             "heat_batch": 128,
-            "spreads": (1.0,) * 14 + (1.3, 1.7),
         },
-        sequences=131_072,
+        sequences=100_000,
+        draws=3,
         profile_sequences=4096,
         profile_points=25,
     ),
@@ -73,8 +76,9 @@ PRESETS = {
         layers=(1, 2, 3, 4, 5, 6, 7),
         extra_layers=(8,),
         seeds=5,
-        recipe={"steps": 6000, "heats": 8},
-        sequences=262_144,
+        recipe={"steps": 8000, "heats": 8},
+        sequences=100_000,
+        draws=5,
         profile_sequences=8192,
         profile_points=41,
     ),

@@ -14,36 +14,14 @@ from rankone import provenance
 from rankone.devices import pick_device
 from rankone.icl.cells import make_table
 from rankone.icl.ensemble import Run
-from rankone.icl.evaluation import (
-    Record,
-    Tuning,
-    make_problems,
-    profile,
-    score_baselines,
-    score_model,
-    tune,
-)
 from rankone.icl.fitting import fit
 from rankone.icl.model import Kind, LinearTransformer
 from rankone.icl.presets import FIGURES, KINDS, PRESETS, TARGETS, Preset
 from rankone.icl.progress import Narrator
+from rankone.icl.scoring import evaluate
 from rankone.icl.training import Recipe
 from rankone.storage import read_json, write_json
-from rankone.tasks.noise import Categorical, Noise, Uniform
-
-
-def noise_from_name(name: str) -> Noise:
-    """The distribution behind a column of the published table.
-
-    >>> noise_from_name("sigma_5"), noise_from_name("set_1_3")
-    (Uniform(low=0.0, high=5.0), Categorical(values=(1.0, 3.0)))
-    """
-    family, *numbers = name.split("_")
-    if family == "sigma" and len(numbers) == 1:
-        return Uniform(0.0, float(numbers[0]))
-    if family == "set" and numbers:
-        return Categorical(tuple(float(number) for number in numbers))
-    raise ValueError(f"noise must be named sigma_S or set_A_B…, got {name!r}")
+from rankone.tasks.noise import noise_from_name
 
 
 def runs_for(target: str, preset: Preset, seed: int) -> list[Run]:
@@ -212,91 +190,4 @@ def train_missing(
     return {run: models[run] for run in runs}, facts
 
 
-def evaluate(
-    models: dict[Run, LinearTransformer],
-    preset: Preset,
-    seed: int,
-    device: torch.device,
-    narrator: Narrator,
-    target: str,
-) -> tuple[list[Record], dict[str, Any]]:
-    """Scores every model and baseline on its own noise, then the profiles that figures need."""
-    names = sorted({run.noise for run in models}, key=preset.noises.index)
-    noises = {name: noise_from_name(name) for name in names}
-    sizes: dict[str, Any] = {
-        "dim": preset.dim,
-        "context": preset.context,
-        "device": device,
-        "seed": 10**6 + seed,
-    }
-    records: list[Record] = []
-    tunings: dict[str, Tuning] = {}
-    with narrator.stage("evaluation", len(models) + len(names)) as advance:
-        for problem in make_problems(noises, sequences=preset.sequences, **sizes):
-            tunings[problem.name] = tune(problem)
-            records += score_baselines(problem, tunings[problem.name], problem.noise)
-            advance()
-            for run, model in models.items():
-                if run.noise == problem.name:
-                    records += score_model(problem, run, model)
-                    advance()
-    if target not in ("table1", "fig1", "fig4", "fig5"):
-        records += _profiles(models, preset, noises, tunings, records, sizes, narrator)
-    return records, {name: asdict(tuning) for name, tuning in tunings.items()}
-
-
-def _profiles(
-    models: dict[Run, LinearTransformer],
-    preset: Preset,
-    noises: dict[str, Noise],
-    tunings: dict[str, Tuning],
-    records: list[Record],
-    sizes: dict[str, Any],
-    narrator: Narrator,
-) -> list[Record]:
-    best = best_seeds(records)
-    found: list[Record] = []
-    with narrator.stage("profiles", len(noises) * preset.profile_points) as advance:
-        for name, noise in noises.items():
-            everything = name == "sigma_5"  # figures 5 to 7: all seeds, all layers, far out
-            top = noise.largest + 1
-            if everything or name.startswith("set"):
-                top = max(10.0 if everything else 6.0, top)
-            deep = preset.layers[-1:] if name.startswith("sigma") else preset.layers
-            chosen = {
-                run: model
-                for run, model in models.items()
-                if run.noise == name
-                and (everything or (run.layers in deep and best[run[:3]] == run.seed))
-            }
-            points = [top * k / (preset.profile_points - 1) for k in range(preset.profile_points)]
-            for part in profile(
-                name,
-                noise,
-                points,
-                chosen,
-                tunings[name],
-                every_layer=everything,
-                sequences=preset.profile_sequences,
-                **sizes,
-            ):
-                found += part
-                advance()
-    return found
-
-
-def best_seeds(records: list[Record]) -> dict[tuple[str, int, str], int]:
-    """For each (kind, layers, noise) the seed with the smallest adjusted loss."""
-    best: dict[tuple[str, int, str], tuple[float, int]] = {}
-    for record in records:
-        if record["seed"] is None or record["sigma"] is not None:
-            continue
-        if record["read_after"] == record["layers"]:
-            loss = record["adjusted_loss"]
-            value = (float("inf") if loss is None else loss, record["seed"])
-            cell = (record["model"], record["layers"], record["noise"])
-            best[cell] = min(best.get(cell, value), value)
-    return {cell: seed for cell, (_, seed) in best.items()}
-
-
-__all__ = ["FIGURES", "noise_from_name", "prepare_folder", "reproduce", "runs_for"]
+__all__ = ["FIGURES", "prepare_folder", "reproduce", "runs_for"]

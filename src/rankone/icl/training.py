@@ -13,7 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankone.icl.ensemble import Ensemble
+from rankone.icl.model import Kind
 from rankone.storage import read_tensors, write_tensors
+
+SMALLEST_LIMIT = 1.0
+"""Least limit on squared errors: the mean loss of an almost exact model is that of its few bad
+prompts, so that these have to count."""
 
 CHECK_EVERY = 50
 """Steps between two looks at the losses (a look costs a synchronisation on a GPU)."""
@@ -33,21 +38,30 @@ class Recipe:
     """Part of the steps in which the learning rate rises from 0."""
     schedule: str = "cosine"
     """"cosine" to 0, or "constant"."""
+    bend: float = 1.5
+    """Power of the cosine: above 1 more of the training is spent at small learning rates."""
+    full_rates: tuple[float, ...] = (0.5, 1.0)
+    """Factors on the learning rate of full models, which the seeds take in turn: some noise
+    distributions need slow steps to find a good minimum, some fast ones to reach it."""
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-12
     clip: float | None = 2.0
     """Gradients longer than this times their running length are shortened (None: never) …"""
-    last_clip: float = 100.0
+    last_clip: float = 10.0
     """… at the end of training longer than this times; in between the factor grows geometrically.
     A clipped mean is biased against rare bad prompts, so clipping has to fade out."""
-    limit: float = 10.0
-    """Squared errors far above this count logarithmically (see `loss_and_grad`) …"""
-    last_limit: float = 1e5
+    limit: float = 20.0
+    """Squared errors far above this many times the model's running loss count logarithmically
+    (see `loss_and_grad`) …"""
+    last_limit: float = 1e4
     """… and at the end of training far above this; in between the limit grows geometrically."""
-    spreads: tuple[float, ...] = (1.0,) * 15 + (1.3,)
-    """Variances that the prompts of a batch take in turn (importance-weighted): a deep model can
-    explode on large prompts too rare to be met in training, yet not in use."""
+    spikes: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
+    """Variances along a random direction of the spiked prompts, which are importance-weighted
+    (`NoisyRegression.sample_spiked`): a model can explode on prompts with one large eigenvalue,
+    which are too rare for training to meet, yet not for evaluation."""
+    share: float = 0.25
+    """Part of a batch that is spiked."""
     initial_scale: float = 0.3
     """Standard deviation of the initial P and Q as operators: entries of full matrices are √D
     times smaller."""
@@ -71,7 +85,12 @@ class Recipe:
         if self.schedule == "constant":
             return self.learning_rate * rise
         done = max(0.0, (step - warm) / max(1.0, self.steps - warm))
-        return self.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return float(self.learning_rate * rise * cosine**self.bend)
+
+    def factor(self, kind: Kind, seed: int) -> float:
+        """A model's factor on the learning rate."""
+        return self.full_rates[seed % len(self.full_rates)] if kind == "full" else 1.0
 
     def clip_at(self, step: int) -> float | None:
         """Clipping factor of a step, counted from 0."""
@@ -80,7 +99,7 @@ class Recipe:
         return float(self.clip * (self.last_clip / self.clip) ** (step / self.steps))
 
     def limit_at(self, step: int) -> float:
-        """Limit of a step, counted from 0."""
+        """Limit of a step, counted from 0, in units of the running loss."""
         if math.isinf(self.limit):
             return self.limit
         return float(self.limit * (self.last_limit / self.limit) ** (step / self.steps))
@@ -94,8 +113,11 @@ PAPER = Recipe(
     beta2=0.999,
     epsilon=1e-8,
     clip=None,
+    bend=1.0,
+    full_rates=(1.0,),
     limit=math.inf,
-    spreads=(1.0,),
+    spikes=(),
+    share=0.0,
     initial_scale=0.02,
     normalise=False,
     heats=1,
@@ -134,6 +156,7 @@ class State:
     ) -> State:
         """The state before the first step, from given parameters or random ones."""
         table = ensemble.initial(recipe.initial_scale) if table is None else table
+        rates = [recipe.factor(run.kind, run.seed) for run, _ in ensemble.rows]
         zeros = torch.zeros(len(ensemble.rows), device=ensemble.device)
         return cls(
             table=table,
@@ -143,10 +166,14 @@ class State:
             updates=zeros.clone(),
             length=zeros.clone(),
             smooth=zeros + math.log(ensemble.dim / 2),
-            rate=zeros + 1,
+            rate=torch.tensor(rates, device=ensemble.device),
             broken=zeros > 0,
             restarts=zeros.long(),
         )
+
+    def limit(self, multiple: float) -> Float[Tensor, " R"]:
+        """Each row's limit on squared errors: a multiple of its running loss."""
+        return (multiple * self.smooth.exp()).clamp_min(SMALLEST_LIMIT)
 
     def save(self, path: Path, signature: str) -> None:
         """Writes the state atomically; `signature` says what it belongs to."""
@@ -211,10 +238,13 @@ def look(state: State, dim: int) -> list[int]:
     """Restarts the rows that diverged from their last healthy parameters; returns their indices.
 
     Diverged: something was not finite, or the smoothed loss is above twice that of predicting 0.
-    A restarted row has half the learning rate and fresh moments.
+    A restarted row has half the learning rate and fresh moments; one that diverges at once has
+    half its parameters too, since they were never healthy.
     """
     diverged = state.broken | ~(state.smooth < math.log(dim))
     healthy = ~diverged
+    at_once = diverged & (state.updates <= CHECK_EVERY)
+    state.good = torch.where(at_once[:, None], state.good / 2, state.good)
     state.good = torch.where(healthy[:, None], state.table, state.good)
     state.table = torch.where(healthy[:, None], state.table, state.good)
     state.mean = torch.where(healthy[:, None], state.mean, 0.0)
@@ -231,8 +261,8 @@ def look(state: State, dim: int) -> list[int]:
 
 def winners(ensemble: Ensemble, recipe: Recipe, state: State) -> Float[Tensor, "R width"]:
     """The parameters of each run's best start, judged on prompts that training did not see."""
-    prompts = ensemble.batch(8192, step=-1, spreads=recipe.spreads)
-    loss, _ = ensemble.loss_and_grad(state.table, prompts, recipe.last_limit)
+    prompts = ensemble.batch(8192, -1, recipe.spikes, recipe.share)
+    loss, _ = ensemble.loss_and_grad(state.table, prompts, state.limit(recipe.last_limit))
     loss = torch.where(torch.isfinite(loss), loss, math.inf).view(-1, ensemble.starts)
     rows = torch.arange(len(ensemble.runs), device=loss.device) * ensemble.starts + loss.argmin(1)
     return state.table[rows].clone()
@@ -254,8 +284,9 @@ def train(
     state = state or State.fresh(ensemble, recipe)
     until = recipe.steps if until is None else min(until, recipe.steps)
     while state.step < until:
-        batch = ensemble.batch(recipe.batch, state.step, recipe.spreads)
-        loss, grad = ensemble.loss_and_grad(state.table, batch, recipe.limit_at(state.step))
+        batch = ensemble.batch(recipe.batch, state.step, recipe.spikes, recipe.share)
+        limit = state.limit(recipe.limit_at(state.step))
+        loss, grad = ensemble.loss_and_grad(state.table, batch, limit)
         update(state, recipe, loss, grad)
         state.step += 1
         messages = []

@@ -51,8 +51,10 @@ class Record(TypedDict):
 class TableRecord(TypedDict):
     """One cell of Table 1.
 
-    `floor` is the adjusted loss of the Bayes-optimal predictor for this noise, `limit` the
-    value that the cell is held to, `within` whether it keeps it (None: held to nothing).
+    `adjusted_loss` is that of the median draw of prompts, `mean_loss` the mean over all draws,
+    `expected_loss` an estimate of the expectation. `floor` is the adjusted loss of the
+    Bayes-optimal predictor for this noise, `limit` the value that the cell is held to, `within`
+    whether it keeps it (None: held to nothing).
     """
 
     model: str
@@ -62,6 +64,9 @@ class TableRecord(TypedDict):
     standard_error: float | None
     published: float | None
     floor: float | None
+    mean_loss: NotRequired[float | None]
+    expected_loss: NotRequired[float | None]
+    expected_error: NotRequired[float | None]
     published_standard_error: NotRequired[float | None]
     seed: NotRequired[int | None]
     seeds: NotRequired[int | None]

@@ -161,3 +161,17 @@ class Fixed(Noise):
     def largest(self) -> float:
         """The value."""
         return float(self.value)
+
+
+def noise_from_name(name: str) -> Noise:
+    """The distribution behind a column of the published table.
+
+    >>> noise_from_name("sigma_5"), noise_from_name("set_1_3")
+    (Uniform(low=0.0, high=5.0), Categorical(values=(1.0, 3.0)))
+    """
+    family, *numbers = name.split("_")
+    if family == "sigma" and len(numbers) == 1:
+        return Uniform(0.0, float(numbers[0]))
+    if family == "set" and numbers:
+        return Categorical(tuple(float(number) for number in numbers))
+    raise ValueError(f"noise must be named sigma_S or set_A_B…, got {name!r}")

@@ -15,6 +15,7 @@ at a cost that does not depend on n.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -117,41 +118,58 @@ class NoisyRegression:
         The features, weights, unit noise and the quantile of sigma are shared, so a stream of
         prompts does not depend on which other noise distributions are drawn beside it.
         """
-        return self.sample_tails(batch, noises, generator, dtype, spreads=(1.0,))[0]
+        drawn, _ = self.sample_spiked(batch, noises, [as_generator(generator)], dtype)
+        return Grams(*(tensor[0] for tensor in drawn))
 
-    def sample_tails(
+    def sample_spiked(
         self,
         batch: int,
         noises: list[Noise],
-        generator: Generator | int,
+        generators: list[Generator],
         dtype: torch.dtype = torch.float32,
         *,
-        spreads: tuple[float, ...],
-    ) -> tuple[Grams, Float[Tensor, " B"]]:
-        """As `sample_grams`, but prompts from wider distributions too, and importance weights.
+        spikes: tuple[float, ...] = (),
+        share: float = 0.0,
+    ) -> tuple[Grams, Float[Tensor, "G B"]]:
+        """Prompts with long features among them, and importance weights: leading axes [G, S].
 
-        Prompt b has its features and unit noise multiplied by the square root of spreads[b mod k].
-        The weights p / q, with p the density of a prompt and q that of the mixture, make weighted
-        means unbiased: large prompts, rare under p, are seen often and count little.
+        Every generator gives a stream of its own. In the first `share` of a stream the features
+        have a larger variance along one random direction, a prompt's own: `spikes` in turn. The
+        weights p / q, with p the density of a prompt and q that of the mixture, make weighted
+        means unbiased: a Gram matrix with one large eigenvalue, rare under p, is seen often and
+        counts little.
         """
         _check_batch(batch)
-        g = as_generator(generator)
-        options: dict[str, Any] = {"generator": g, "device": g.device, "dtype": dtype}
-        d = self.dim
-        weights = torch.randn(batch, d, **options)
-        u = torch.rand(batch, **options)
-        factor = bartlett(batch, d + 1, self.context, generator=g, dtype=dtype)
-        factor, importance = _spread(factor, (d + 1) * self.context, spreads)
-        features, unit_noise = factor[:, :d], factor[:, d]
+        count = round(share * batch) if spikes else 0
+        if count >= batch or min((1.0, *spikes)) < 1 or share < 0:
+            raise ValueError(
+                f"spikes must be at least 1 and leave plain prompts, got {spikes} for {share} "
+                f"of {batch} prompts"
+            )
+        drawn = [self._draw(batch, count, g, dtype) for g in generators]
+        weights, u, factor, directions = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+        features, unit_noise = factor[..., :-1, :], factor[..., -1, :]
+        features, importance = _spike(features, directions, self.context, spikes)
         if self._factor is not None:
             features = self._factor.to(features) @ features
-        clean = (weights[:, None] @ features).squeeze(1)
-        sigma = torch.stack([noise.quantile(u) for noise in noises])
-        labels = clean + sigma[:, :, None] * unit_noise
-        streams = len(noises)
-        rows = torch.cat([features.expand(streams, *features.shape), labels[:, :, None]], dim=2)
-        shared = weights.expand(streams, batch, d).contiguous()
+        clean = (weights[..., None, :] @ features).squeeze(-2)
+        sigma = torch.stack([noise.quantile(u) for noise in noises], dim=1)
+        labels = clean[:, None] + sigma[..., None] * unit_noise[:, None]
+        shape = (len(generators), len(noises), *features.shape[1:])
+        rows = torch.cat([features[:, None].expand(shape), labels[..., None, :]], dim=-2)
+        shared = weights[:, None].expand(*shape[:-1]).contiguous()
         return Grams(rows @ rows.mT, shared, sigma), importance
+
+    def _draw(
+        self, batch: int, spiked: int, generator: Generator, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All random numbers of a stream: weights, noise quantiles, Bartlett factor, directions."""
+        options: dict[str, Any] = {"generator": generator, "device": generator.device}
+        weights = torch.randn(batch, self.dim, dtype=dtype, **options)
+        u = torch.rand(batch, dtype=dtype, **options)
+        factor = bartlett(batch, self.dim + 1, self.context, generator=generator, dtype=dtype)
+        directions = torch.randn(spiked, self.dim, dtype=dtype, **options)
+        return weights, u, factor, directions
 
 
 def bartlett(
@@ -178,22 +196,34 @@ def bartlett(
     return factor
 
 
-def _spread(
-    factor: Float[Tensor, "B size m"], numbers: int, spreads: tuple[float, ...]
-) -> tuple[Float[Tensor, "B size m"], Float[Tensor, " B"]]:
-    """Multiplies variances by `spreads` in turn; the weights p / q of the result.
+def _spike(
+    features: Float[Tensor, "G B d m"],
+    directions: Float[Tensor, "G M d"],
+    numbers: int,
+    spikes: tuple[float, ...],
+) -> tuple[Float[Tensor, "G B d m"], Float[Tensor, "G B"]]:
+    """Gives the first M prompts the variance k along their direction u; the weights p / q.
 
-    A prompt is `numbers` independent standard normals, whose sum of squares is that of the
-    factor; with variance k their density is k^(-numbers / 2) exp(squares (1 - 1/k) / 2) times p.
+    `numbers` examples with covariance 1 + (k - 1) u uᵀ have the density k^(-numbers / 2)
+    exp((1 - 1/k) uᵀ S u / 2) times p, with S the Gram matrix of the features. q is the mixture
+    over all prompts of the stream (the balance heuristic of Veach and Guibas 1995), so that a
+    plain prompt that happens to be long is weighted like a spiked one.
     """
-    batch = factor.shape[0]
-    if len(spreads) == 1 and spreads[0] == 1:
-        return factor, factor.new_ones(batch)
-    k = factor.new_tensor(spreads)
-    factor = factor * k.sqrt()[torch.arange(batch, device=factor.device) % len(spreads), None, None]
-    squares = factor.square().sum((1, 2))
-    ratio = squares[:, None] * (1 - 1 / k) / 2 - numbers / 2 * k.log()
-    return factor, len(spreads) * torch.exp(-torch.logsumexp(ratio, dim=1))
+    streams, batch, dim, _ = features.shape
+    spiked = directions.shape[1]
+    if spiked == 0:
+        return features, features.new_ones(streams, batch)
+    k = features.new_tensor(spikes)[torch.arange(spiked, device=features.device) % len(spikes)]
+    u = directions / directions.norm(dim=2, keepdim=True)
+    along = u[:, :, None] @ features[:, :spiked]
+    stretched = features[:, :spiked] + (k.sqrt() - 1)[:, None, None] * u[..., None] * along
+    features = torch.cat([stretched, features[:, spiked:]], dim=1)
+    gram = (features @ features.mT).view(streams, batch, dim * dim)
+    outer = (u[..., None] * u[..., None, :]).view(streams, spiked, dim * dim)
+    log_ratio = gram @ outer.mT * ((1 - 1 / k) / 2) - numbers / 2 * k.log()
+    plain = features.new_tensor(math.log(batch - spiked))
+    mixture = torch.logaddexp(log_ratio.logsumexp(dim=2), plain)
+    return features, batch * torch.exp(-mixture)
 
 
 def _check_batch(batch: int) -> None:

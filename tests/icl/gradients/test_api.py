@@ -81,6 +81,7 @@ def test_zero_models_have_the_loss_of_predicting_zero():
         ({"stream": torch.zeros(3, dtype=torch.long)}, r"stream must have shape \[R\] = \(2,\)"),
         ({"importance": torch.ones(1, 4)}, r"importance must have shape \[S, B\] = \(1, 5\)"),
         ({"limit": 0.0}, "limit must be positive, got 0.0"),
+        ({"limit": torch.ones(3)}, r"limit must be a number or have shape \[R\] = \(2,\)"),
         ({"limit": float("nan")}, "limit must be positive, got nan"),
     ],
 )

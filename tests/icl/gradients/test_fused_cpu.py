@@ -54,6 +54,16 @@ def test_fused_equals_reference(kind, layers, heads, limit, dtype):
     assert_close(ours, expected, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_may_have_limits_of_their_own(kind):
+    data, importance = problem(kind, layers=2, heads=1)
+    limits = torch.tensor([math.inf, 0.5, 30.0], dtype=torch.float64)
+    ours = loss_and_grad(kind, *data, importance=importance, limit=limits, impl="fused_cpu")
+    for member, limit in enumerate(limits.tolist()):
+        alone = loss_and_grad(kind, *data, importance=importance, limit=limit, impl="reference")
+        assert_close([t[member] for t in ours], [t[member] for t in alone], 1e-10)
+
+
 @pytest.mark.parametrize("batch", [1, 15, 16, 17, 128, 129, 300])
 def test_any_batch_is_whole(batch):
     for kind in ("full", "diag"):

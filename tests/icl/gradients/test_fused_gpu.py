@@ -13,7 +13,10 @@ if not CUDA and "triton" not in sys.modules:
 
 pytest.importorskip("triton")
 
-from rankone.icl.gradients import fused_gpu  # noqa: E402
+from rankone.icl.gradients import (  # noqa: E402
+    fused_gpu,
+    loss_and_grad,
+)
 from rankone.icl.gradients.fused_gpu import (  # noqa: E402
     Variant,
     diag_loss_and_grad,
@@ -164,3 +167,15 @@ def test_the_last_layer_of_p_has_a_gradient_in_its_last_row_only() -> None:
     )
     assert torch.count_nonzero(dP[:, -1, :, :-1]) == 0
     assert torch.count_nonzero(dP[:, -1, :, -1]) > 0
+
+
+def test_members_may_have_limits_of_their_own() -> None:
+    gram, w, stream, g = _problem(3, 1, 9, 4, seed=0)
+    P, Q = _matrices((3, 2, 1), 4, g)
+    data = [x.to(DEVICE) for x in (P, Q, gram, w, stream, torch.ones(gram.shape[:2]))]
+    limits = torch.tensor([torch.inf, 0.05, 20.0])
+    mixed = full_loss_and_grad(*data, limits.to(DEVICE))
+    exact = [x.double() if x.is_floating_point() else x for x in (P, Q, gram, w, stream)]
+    want = loss_and_grad("full", *exact, limit=limits.double(), impl="reference")
+    for ours, truth in zip(mixed, want, strict=True):
+        _assert_close(ours, truth, TOLERANCE["bf16x6"])

@@ -63,6 +63,16 @@ def test_the_gradient_is_that_of_finite_differences(kind, limit):
             assert slope == pytest.approx(float(grad.reshape(-1)[k]), rel=1e-5, abs=1e-7)
 
 
+def test_members_may_have_limits_of_their_own():
+    data, _ = problem("full")
+    limits = torch.tensor([math.inf, 0.5], dtype=torch.float64)
+    both = loss_and_grad("full", *data, limit=limits, impl="reference")
+    for member, limit in enumerate(limits.tolist()):
+        alone = loss_and_grad("full", *data, limit=limit, impl="reference")
+        for ours, expected in zip(both, alone, strict=True):
+            assert torch.equal(ours[member], expected[member])
+
+
 def test_the_limit_tempers_large_squares_and_keeps_small_ones():
     data, _ = problem("full")
     losses = [

@@ -67,7 +67,7 @@ def loss_and_grad(
     stream: Int[Tensor, " R"],
     *,
     importance: Float[Tensor, "S B"] | None = None,
-    limit: float = math.inf,
+    limit: float | Float[Tensor, " R"] = math.inf,
     impl: str = "auto",
 ) -> LossAndGrad:
     """½ E‖w_hat - w‖² of R models and its gradient.
@@ -79,12 +79,11 @@ def loss_and_grad(
     With a finite `limit` the square s = ‖w_hat - w‖² of a prompt counts as
     limit · asinh(s / limit): the same where s is far below the limit, logarithmic above. A deep
     model is a polynomial of degree 3^L, so that a prompt on which it explodes has a gradient of
-    any size; so it has not.
+    any size; so it has not. A tensor gives each member a limit of its own, positive or infinite.
     """
     dim = weights.shape[-1]
-    if not limit > 0:
-        raise ValueError(f"limit must be positive, got {limit}")
     _check_shapes(kind, p, q, gram, weights, stream)
+    limits = _limit_of_each(limit, p)
     if importance is None:
         importance = torch.ones_like(weights[..., 0])
     elif importance.shape != weights.shape[:2]:
@@ -98,7 +97,7 @@ def loss_and_grad(
         weights.contiguous(),
         stream.contiguous(),
         importance.contiguous(),
-        limit,
+        limits,
     )
     name, _ = choose(impl, gram.device, dim)
     if name == "reference":
@@ -120,6 +119,19 @@ def loss_and_grad(
     grad_p = torch.einsum("rlij,rlhj->rlhi", grad, wide_q)
     grad_q = torch.einsum("rlij,rlhi->rlhj", grad, p)
     return LossAndGrad(loss, grad_p, grad_q[..., : q.shape[-1]].contiguous())
+
+
+def _limit_of_each(limit: float | Tensor, p: Tensor) -> Float[Tensor, " R"]:
+    """A limit a member; a tensor's values are not looked at, which would wait for the device."""
+    if not isinstance(limit, Tensor):
+        if not limit > 0:
+            raise ValueError(f"limit must be positive, got {limit}")
+        return p.new_full(p.shape[:1], limit)
+    if limit.shape != p.shape[:1]:
+        raise ValueError(
+            f"limit must be a number or have shape [R] = ({p.shape[0]},), got {tuple(limit.shape)}"
+        )
+    return limit.to(p).contiguous()
 
 
 def _check_shapes(

@@ -20,7 +20,6 @@ on the number of threads.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any, no_type_check
 
@@ -49,7 +48,7 @@ def full_loss_and_grad(
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
     importance: Float[Tensor, "S B"],
-    limit: float = math.inf,
+    limit: Float[Tensor, " R"],
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L H D D"], Float[Tensor, "R L H D D"]]:
     """Loss and gradient of full models; see `loss_and_grad` for the arguments."""
     R, L, H, D, _ = P.shape
@@ -59,7 +58,7 @@ def full_loss_and_grad(
     loss = np.empty((R, chunks), dtype=np.float64)
     grad = np.empty((R, chunks, 2, L, H, D, D), dtype=_numpy(P).dtype)
     kernel = _full_kernel(D, lanes)
-    kernel(*map(_numpy, (P, Q, gram, weights, stream, importance)), limit, loss, grad)
+    kernel(*map(_numpy, (P, Q, gram, weights, stream, importance, limit)), loss, grad)
     total = torch.from_numpy(grad.sum(axis=1))
     return torch.from_numpy(loss.sum(axis=1) / batch).to(P.dtype), total[:, 0], total[:, 1]
 
@@ -70,7 +69,7 @@ def diag_loss_and_grad(
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
     importance: Float[Tensor, "S B"],
-    limit: float = math.inf,
+    limit: Float[Tensor, " R"],
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L four"]]:
     """Loss and gradient of diagonal models with B = [[xx S, xy a], [yx aᵀ, yy c]] in each layer."""
     R, L, _ = omega.shape
@@ -80,7 +79,7 @@ def diag_loss_and_grad(
     loss = np.empty((R, chunks), dtype=np.float64)
     grad = np.empty((R, chunks, L, 4), dtype=_numpy(omega).dtype)
     kernel = _diag_kernel(gram.shape[-1], lanes)
-    kernel(*map(_numpy, (omega, gram, weights, stream, importance)), limit, loss, grad)
+    kernel(*map(_numpy, (omega, gram, weights, stream, importance, limit)), loss, grad)
     total = torch.from_numpy(grad.sum(axis=1))
     return torch.from_numpy(loss.sum(axis=1) / batch).to(omega.dtype), total
 
@@ -267,7 +266,7 @@ def _full_kernel(D, W):
         kind = P.dtype
         for task in prange(R * chunks):
             member, chunk = task // chunks, task % chunks
-            s = stream[member]
+            s, bound = stream[member], limit[member]
             G = np.empty((L, D, D, W), kind)
             A = np.empty((L, H, D, D, W), kind)
             N = np.empty((L, D, D, W), kind)
@@ -288,10 +287,10 @@ def _full_kernel(D, W):
                 if count > 0:
                     load(gram[s], first, count, G[0])
                     forward(P[member], Q[member], G, A, N, M, a, r)
-                    if drop_exploded(r[0], weights[s], first, count, limit, G[0]):
+                    if drop_exploded(r[0], weights[s], first, count, bound, G[0]):
                         forward(P[member], Q[member], G, A, N, M, a, r)
                     total += loss_of(
-                        r[0], weights[s], importance[s], first, count, limit, G[0], g[0]
+                        r[0], weights[s], importance[s], first, count, bound, G[0], g[0]
                     )
                     backward(P[member], Q[member], G, A, N, M, a, r, g, v, X, Y, Z, dP, dQ)
             loss[member, chunk] = total
@@ -380,7 +379,7 @@ def _diag_kernel(D, W):
         kind = omega.dtype
         for task in prange(R * chunks):
             member, chunk = task // chunks, task % chunks
-            s = stream[member]
+            s, bound = stream[member], limit[member]
             G = np.empty((L, D, D, W), kind)
             N = np.empty((L, D, D, W), kind)
             M = np.empty((L, D, D, W), kind)
@@ -396,10 +395,10 @@ def _diag_kernel(D, W):
                 if count > 0:
                     load(gram[s], first, count, G[0])
                     forward(omega[member], G, N, M, r)
-                    if drop_exploded(r[0], weights[s], first, count, limit, G[0]):
+                    if drop_exploded(r[0], weights[s], first, count, bound, G[0]):
                         forward(omega[member], G, N, M, r)
                     total += loss_of(
-                        r[0], weights[s], importance[s], first, count, limit, G[0], g[0]
+                        r[0], weights[s], importance[s], first, count, bound, G[0], g[0]
                     )
                     backward(omega[member], G, N, M, r, g, Y, Z, lanes)
             loss[member, chunk] = total

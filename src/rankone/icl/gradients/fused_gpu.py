@@ -37,7 +37,6 @@ that one ``sum`` reduces, so equal inputs give equal bits. A member that diverge
 own numbers.
 """
 
-import math
 from typing import NamedTuple, no_type_check
 
 import torch
@@ -97,14 +96,15 @@ def full_loss_and_grad(
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
     importance: Float[Tensor, "S B"],
-    limit: float = math.inf,
+    limit: Float[Tensor, " R"] | None = None,
     *,
     variant: Variant | None = None,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L H D D"], Float[Tensor, "R L H D D"]]:
     """Mean loss over the batch and its gradients ``(loss, dP, dQ)`` for every member.
 
     Member r reads the sequences ``gram[stream[r]]``. Tensors are float32, contiguous and on one
-    CUDA device; shapes are taken as right. Nothing waits for the device. `limit` as in the API.
+    CUDA device; shapes are taken as right. Nothing waits for the device. `limit` as in the API,
+    None for no limit.
     """
     v = variant or Variant()
     members, layers, heads, size, _ = P.shape
@@ -113,9 +113,10 @@ def full_loss_and_grad(
     programs, trips = _schedule(members, batch, layers, stored, v, P.device)
     numel = P.numel()
     out = P.new_empty(programs, 2 * numel + members)
+    sharpness = P.new_zeros(members) if limit is None else 1.0 / limit
     _full_kernel[(members, programs)](
-        P, Q, gram, weights, stream, importance, out, trips, batch, members, 1.0 / batch,
-        1.0 / limit, L=layers, H=heads, **_meta(size, v),
+        P, Q, gram, weights, stream, importance, sharpness, out, trips, batch, members,
+        1.0 / batch, L=layers, H=heads, **_meta(size, v),
     )  # fmt: skip
     total = out.sum(0)
     return total[2 * numel :], total[:numel].view_as(P), total[numel : 2 * numel].view_as(Q)
@@ -127,7 +128,7 @@ def diag_loss_and_grad(
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
     importance: Float[Tensor, "S B"],
-    limit: float = math.inf,
+    limit: Float[Tensor, " R"] | None = None,
     *,
     variant: Variant | None = None,
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L 4"]]:
@@ -141,9 +142,10 @@ def diag_loss_and_grad(
     programs, trips = _schedule(members, batch, layers, 0, v, omega.device)
     numel = omega.numel()
     out = omega.new_empty(programs, numel + members)
+    sharpness = omega.new_zeros(members) if limit is None else 1.0 / limit
     _diag_kernel[(members, programs)](
-        omega, gram, weights, stream, importance, out, trips, batch, members, 1.0 / batch,
-        1.0 / limit, L=layers, **_meta(size, v),
+        omega, gram, weights, stream, importance, sharpness, out, trips, batch, members,
+        1.0 / batch, L=layers, **_meta(size, v),
     )  # fmt: skip
     total = out.sum(0)
     return total[numel:], total[:numel].view_as(omega)
@@ -356,6 +358,7 @@ def _temper(square, sharpness):
 
     Sharpness = 1 / limit may be 0: then nothing counts as exploded.
     """
+    sharpness += tl.zeros_like(square)  # a block, since the interpreter mixes no shapes
     fine = (square <= EXPLODED_AT) | (sharpness == 0.0)
     square = tl.where(fine, square, EXPLODED_AT)
     x = square * sharpness
@@ -424,7 +427,7 @@ def _read_block(
     return g, w, importance
 
 
-@triton.jit(do_not_specialize=["trips", "batch", "members", "scale", "sharpness"])
+@triton.jit(do_not_specialize=["trips", "batch", "members", "scale"])
 @no_type_check
 def _full_kernel(
     p_ptr,
@@ -433,12 +436,12 @@ def _full_kernel(
     w_ptr,
     stream_ptr,
     importance_ptr,
+    sharpness_ptr,
     out_ptr,
     trips,
     batch,
     members,
     scale,
-    sharpness,
     L: tl.constexpr,
     H: tl.constexpr,
     D: tl.constexpr,
@@ -451,6 +454,7 @@ def _full_kernel(
     program = tl.program_id(1)
     programs = tl.num_programs(1)
     first = tl.load(stream_ptr + member).to(tl.int64) * batch
+    sharpness = tl.load(sharpness_ptr + member)
     i = tl.arange(0, DP)
     row = i[None, :, None]
     col = i[None, None, :]
@@ -596,7 +600,7 @@ def _total(x):
     return tl.sum(tl.sum(tl.sum(x, axis=2), axis=1), axis=0)
 
 
-@triton.jit(do_not_specialize=["trips", "batch", "members", "scale", "sharpness"])
+@triton.jit(do_not_specialize=["trips", "batch", "members", "scale"])
 @no_type_check
 def _diag_kernel(
     omega_ptr,
@@ -604,12 +608,12 @@ def _diag_kernel(
     w_ptr,
     stream_ptr,
     importance_ptr,
+    sharpness_ptr,
     out_ptr,
     trips,
     batch,
     members,
     scale,
-    sharpness,
     L: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
@@ -621,6 +625,7 @@ def _diag_kernel(
     program = tl.program_id(1)
     programs = tl.num_programs(1)
     first = tl.load(stream_ptr + member).to(tl.int64) * batch
+    sharpness = tl.load(sharpness_ptr + member)
     i = tl.arange(0, DP)
     row = i[None, :, None]
     col = i[None, None, :]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -37,21 +35,22 @@ def loss_and_grad(
     weights: Float[Tensor, "S B d"],
     stream: Int[Tensor, " R"],
     importance: Float[Tensor, "S B"],
-    limit: float = math.inf,
+    limit: Float[Tensor, " R"],
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R L H *shape"], Float[Tensor, "R L H *shape2"]]:
     """½ mean ‖w_hat - w‖² (tempered by `limit`) and its gradient."""
     with torch.enable_grad():
         p, q = p.detach().requires_grad_(), q.detach().requires_grad_()
         P, Q = expand_matrices(kind, p, q, weights.shape[-1])
         gram, weights = gram[stream], weights[stream]
-        if math.isfinite(limit):
-            with torch.no_grad():
-                square = (implicit_weights(P, Q, gram) - weights).square().sum(-1)
-                exploded = ~(square <= EXPLODED)
-            gram = torch.where(exploded[..., None, None], 0.0, gram)
+        tempered = torch.isfinite(limit)[:, None]
+        with torch.no_grad():
+            square = (implicit_weights(P, Q, gram) - weights).square().sum(-1)
+            exploded = tempered & ~(square <= EXPLODED)
+        gram = torch.where(exploded[..., None, None], 0.0, gram)
         square = (implicit_weights(P, Q, gram) - weights).square().sum(-1)
-        if math.isfinite(limit):
-            square = limit * torch.asinh(torch.where(exploded, EXPLODED, square) / limit)
+        bound = torch.where(tempered, limit[:, None], 1.0)
+        soft = bound * torch.asinh(torch.where(exploded, EXPLODED, square) / bound)
+        square = torch.where(tempered, soft, square)
         loss = (importance[stream] * square).mean(-1) / 2
         grad_p, grad_q = torch.autograd.grad(loss.sum(), (p, q))
     return loss.detach(), grad_p, grad_q

@@ -1,0 +1,150 @@
+"""Scores all models of a reproduction: on draws of prompts, in expectation, and by noise level."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from rankone.icl.ensemble import Run
+from rankone.icl.evaluation import (
+    Problem,
+    Record,
+    Tuning,
+    expected_problem,
+    make_problems,
+    profile,
+    score_baselines,
+    score_model,
+    tune,
+    typical,
+)
+from rankone.icl.model import LinearTransformer
+from rankone.icl.presets import Preset
+from rankone.icl.progress import Narrator
+from rankone.tasks.noise import Noise, noise_from_name
+
+
+def evaluate(
+    models: dict[Run, LinearTransformer],
+    preset: Preset,
+    seed: int,
+    device: torch.device,
+    narrator: Narrator,
+    target: str,
+) -> tuple[list[Record], dict[str, Any]]:
+    """Scores every model and baseline on its own noise, then the profiles that figures need."""
+    names = sorted({run.noise for run in models}, key=preset.noises.index)
+    noises = {name: noise_from_name(name) for name in names}
+    sizes: dict[str, Any] = {
+        "dim": preset.dim,
+        "context": preset.context,
+        "device": device,
+        "seed": 10**6 + seed,
+    }
+    records: list[Record] = []
+    tunings: dict[str, Tuning] = {}
+    with narrator.stage("evaluation", len(models) + len(names)) as advance:
+        for name, noise in noises.items():
+            problems = draw_problems(name, noise, preset.draws, preset.sequences, sizes)
+            tunings[name] = tune(problems[0])
+            records += typical([score_baselines(p, tunings[name], noise) for p in problems])
+            advance()
+            mine = {run: model for run, model in models.items() if run.noise == name}
+            for run, model in mine.items():
+                records += typical([score_model(p, run, model) for p in problems])
+                advance()
+            add_expected(records, mine, noise, preset.sequences, sizes)
+    if target not in ("table1", "fig1", "fig4", "fig5"):
+        records += _profiles(models, preset, noises, tunings, records, sizes, narrator)
+    return records, {name: asdict(tuning) for name, tuning in tunings.items()}
+
+
+def draw_problems(
+    name: str, noise: Noise, draws: int, sequences: int, sizes: dict[str, Any]
+) -> list[Problem]:
+    """Independent sets of prompts of one noise distribution."""
+    found: list[Problem] = []
+    for k in range(draws):
+        seeded = sizes | {"seed": sizes["seed"] + k}
+        found += make_problems({name: noise}, sequences=sequences, **seeded)
+    return found
+
+
+def add_expected(
+    records: list[Record],
+    models: dict[Run, LinearTransformer],
+    noise: Noise,
+    sequences: int,
+    sizes: dict[str, Any],
+) -> None:
+    """Adds to the record of each cell's best seed the loss that is to be expected."""
+    best = best_seeds(records)
+    of_run = {
+        (record["model"], record["layers"], record["noise"], record["seed"]): record
+        for record in records
+        if record["read_after"] == record["layers"]
+    }
+    problem = expected_problem("", noise, sequences=sequences, **sizes)
+    for run, model in models.items():
+        if best[run[:3]] == run.seed:
+            scored = score_model(problem, run, model)[-1]
+            of_run[run.kind, run.layers, run.noise, run.seed] |= {
+                "expected_loss": scored["adjusted_loss"],
+                "expected_error": scored["standard_error"],
+            }
+
+
+def _profiles(
+    models: dict[Run, LinearTransformer],
+    preset: Preset,
+    noises: dict[str, Noise],
+    tunings: dict[str, Tuning],
+    records: list[Record],
+    sizes: dict[str, Any],
+    narrator: Narrator,
+) -> list[Record]:
+    best = best_seeds(records)
+    found: list[Record] = []
+    with narrator.stage("profiles", len(noises) * preset.profile_points) as advance:
+        for name, noise in noises.items():
+            everything = name == "sigma_5"  # figures 5 to 7: all seeds, all layers, far out
+            top = noise.largest + 1
+            if everything or name.startswith("set"):
+                top = max(10.0 if everything else 6.0, top)
+            deep = preset.layers[-1:] if name.startswith("sigma") else preset.layers
+            chosen = {
+                run: model
+                for run, model in models.items()
+                if run.noise == name
+                and (everything or (run.layers in deep and best[run[:3]] == run.seed))
+            }
+            points = [top * k / (preset.profile_points - 1) for k in range(preset.profile_points)]
+            for part in profile(
+                name,
+                noise,
+                points,
+                chosen,
+                tunings[name],
+                every_layer=everything,
+                sequences=preset.profile_sequences,
+                **sizes,
+            ):
+                found += part
+                advance()
+    return found
+
+
+def best_seeds(records: list[Record]) -> dict[tuple[str, int, str], int]:
+    """For each (kind, layers, noise) the seed with the smallest adjusted loss."""
+    best: dict[tuple[str, int, str], tuple[float, int]] = {}
+    for record in records:
+        if record["seed"] is None or record["sigma"] is not None:
+            continue
+        if record["read_after"] == record["layers"]:
+            loss = record["adjusted_loss"]
+            value = (float("inf") if loss is None else loss, record["seed"])
+            cell = (record["model"], record["layers"], record["noise"])
+            best[cell] = min(best.get(cell, value), value)
+    return {cell: seed for cell, (_, seed) in best.items()}
