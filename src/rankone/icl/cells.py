@@ -21,9 +21,10 @@ NOISE_FREE_LIMIT = 1e-6
 ROUNDING = 0.0005
 """Half a unit of the last printed digit: closed forms are compared, not only bounded."""
 
-OWN_TAIL = 0.05
-"""A cell whose own relative standard error is above this owes it to a few exploding prompts. The
-published table's error, estimated from the same prompts, would be as large: it is not granted."""
+OWN_TAIL = 25.0
+"""A cell whose adjusted loss varies between prompts by more than this times its mean owes it to a
+few exploding ones. The published table's error, estimated from the same prompts, would be as
+large: it is not granted."""
 
 
 def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) -> list[Record]:
@@ -96,7 +97,8 @@ def _judge(entry: Record, ridge: float | None, preset: Preset) -> None:
         entry["limit"] = published + 2 * error + ROUNDING
         entry["within"] = value is not None and abs(value - published) <= 2 * error + ROUNDING
         return
-    if value is not None and (entry["standard_error"] or 0.0) > OWN_TAIL * value:
+    spread = (entry["standard_error"] or 0.0) * preset.sequences**0.5
+    if value is not None and spread > OWN_TAIL * value:
         error = 0.0
     entry["limit"] = published + 2 * error
     if entry["noise"] == "sigma_0" and entry["layers"] >= 5:
