@@ -15,7 +15,6 @@ at a cost that does not depend on n.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -155,10 +154,8 @@ class NoisyRegression:
         clean = (weights[..., None, :] @ features).squeeze(-2)
         sigma = torch.stack([noise.quantile(u) for noise in noises], dim=1)
         labels = clean[:, None] + sigma[..., None] * unit_noise[:, None]
-        shape = (len(generators), len(noises), *features.shape[1:])
-        rows = torch.cat([features[:, None].expand(shape), labels[..., None, :]], dim=-2)
-        shared = weights[:, None].expand(*shape[:-1]).contiguous()
-        return Grams(rows @ rows.mT, shared, sigma), importance
+        shared = weights[:, None].expand(*sigma.shape, self.dim).contiguous()
+        return Grams(_gram(features, labels), shared, sigma), importance
 
     def _draw(
         self, batch: int, spiked: int, generator: Generator, dtype: torch.dtype
@@ -196,6 +193,20 @@ def bartlett(
     return factor
 
 
+def _gram(
+    features: Float[Tensor, "G B d m"], labels: Float[Tensor, "G S B m"]
+) -> Float[Tensor, "G S B D D"]:
+    """Gram matrices of tokens (x, y): the block of the features is the same for all labels."""
+    dim = features.shape[-2]
+    gram = labels.new_empty(*labels.shape[:-1], dim + 1, dim + 1)
+    mixed = (features[:, None] @ labels[..., None]).squeeze(-1)
+    gram[..., :dim, :dim] = (features @ features.mT)[:, None]
+    gram[..., :dim, dim] = mixed
+    gram[..., dim, :dim] = mixed
+    gram[..., dim, dim] = labels.square().sum(-1)
+    return gram
+
+
 def _spike(
     features: Float[Tensor, "G B d m"],
     directions: Float[Tensor, "G M d"],
@@ -218,12 +229,14 @@ def _spike(
     along = u[:, :, None] @ features[:, :spiked]
     stretched = features[:, :spiked] + (k.sqrt() - 1)[:, None, None] * u[..., None] * along
     features = torch.cat([stretched, features[:, spiked:]], dim=1)
-    gram = (features @ features.mT).view(streams, batch, dim * dim)
-    outer = (u[..., None] * u[..., None, :]).view(streams, spiked, dim * dim)
-    log_ratio = gram @ outer.mT * ((1 - 1 / k) / 2) - numbers / 2 * k.log()
-    plain = features.new_tensor(math.log(batch - spiked))
-    mixture = torch.logaddexp(log_ratio.logsumexp(dim=2), plain)
-    return features, batch * torch.exp(-mixture)
+    # uᵀ S u for all prompts and directions is one product of half matrices, laid out as rows.
+    i, j = torch.tril_indices(dim, dim, device=features.device)
+    gram = (features @ features.mT)[..., i, j]
+    twice = torch.where(i == j, 1, 2) * ((1 - 1 / k) / 2)[:, None]
+    outer = twice * u[..., i] * u[..., j]
+    log_ratio = torch.baddbmm(-numbers / 2 * k.log().expand(streams, 1, spiked), gram, outer.mT)
+    mixture = log_ratio.exp_().sum(2) + (batch - spiked)  # infinite: a weight of 0, which is right
+    return features, batch / mixture
 
 
 def _check_batch(batch: int) -> None:
