@@ -179,16 +179,16 @@ class Ensemble:
         generators = [
             Generator(device=self.device).manual_seed(_mix(seed, step)) for seed in self.seeds
         ]
+        c, root = self._label_scale, self.context**0.5
         (gram, target, _), importance = self.task.sample_spiked(
-            size, self.noises, generators, spikes=spikes, share=share
+            size,
+            self.noises,
+            generators,
+            spikes=spikes,
+            share=share,
+            units=(root, c * root) if self.normalise else None,
         )
-        c = self._label_scale[None, :, None]
-        if self.normalise:
-            gram = gram / self.context
-            gram[..., :-1, -1] /= c[..., None]
-            gram[..., -1, :-1] /= c[..., None]
-            gram[..., -1, -1] /= c**2
-            target = target / c[..., None]
+        target = target / c[:, None, None]  # all 1 unless normalised
         scale = (self._label_scale**2).repeat(len(self.seeds))
         importance = importance.repeat_interleave(len(self.noises), dim=0)
         return Batch(gram.flatten(0, 1), target.flatten(0, 1), importance, scale)

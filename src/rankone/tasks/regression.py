@@ -129,6 +129,7 @@ class NoisyRegression:
         *,
         spikes: tuple[float, ...] = (),
         share: float = 0.0,
+        units: tuple[float, Float[Tensor, " S"]] | None = None,
     ) -> tuple[Grams, Float[Tensor, "G B"]]:
         """Prompts with long features among them, and importance weights: leading axes [G, S].
 
@@ -136,7 +137,7 @@ class NoisyRegression:
         have a larger variance along one random direction, a prompt's own: `spikes` in turn. The
         weights p / q, with p the density of a prompt and q that of the mixture, make weighted
         means unbiased: a Gram matrix with one large eigenvalue, rare under p, is seen often and
-        counts little.
+        counts little. Gram matrices are in the given units of features and of labels.
         """
         _check_batch(batch)
         count = round(share * batch) if spikes else 0
@@ -154,6 +155,8 @@ class NoisyRegression:
         clean = (weights[..., None, :] @ features).squeeze(-2)
         sigma = torch.stack([noise.quantile(u) for noise in noises], dim=1)
         labels = clean[:, None] + sigma[..., None] * unit_noise[:, None]
+        if units is not None:
+            features, labels = features / units[0], labels / units[1][:, None, None]
         shared = weights[:, None].expand(*sigma.shape, self.dim).contiguous()
         return Grams(_gram(features, labels), shared, sigma), importance
 
@@ -199,7 +202,7 @@ def _gram(
     """Gram matrices of tokens (x, y): the block of the features is the same for all labels."""
     dim = features.shape[-2]
     gram = labels.new_empty(*labels.shape[:-1], dim + 1, dim + 1)
-    mixed = (features[:, None] @ labels[..., None]).squeeze(-1)
+    mixed = (features @ labels.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     gram[..., :dim, :dim] = (features @ features.mT)[:, None]
     gram[..., :dim, dim] = mixed
     gram[..., dim, :dim] = mixed
