@@ -201,12 +201,12 @@ def _verdict(cells: list[TableRecord]) -> str:
         "for GD++ where that is out of reach in population, the population value; without noise "
         "and from five layers on, 1e-6; for a cell whose own error is large because of a few "
         "exploding prompts, the published value alone. "
-        f"{_mean_verdict(held)}"
         f"{sum(map(_better, held))} of them are below the published value by more than two "
         "standard errors. "
         f"{sum(map(_within, forms))} of {len(forms)} closed-form cells are within two standard "
         "errors of the published ones.",
         "",
+        *_mean_verdict(held),
     ]
     if missed:
         lines += [
@@ -220,24 +220,25 @@ def _verdict(cells: list[TableRecord]) -> str:
     return "\n".join(lines + _floor_row(cells))
 
 
-def _mean_verdict(held: list[TableRecord]) -> str:
+def _mean_verdict(held: list[TableRecord]) -> list[str]:
     """The same count for the mean over all draws, and how far expectations are from draws."""
     known = [cell for cell in held if "mean_loss" in cell]
     if not known:
-        return ""
+        return []
     kept = sum(1 for c in known if (c["mean_loss"] or math.inf) <= (c.get("limit") or 0.0))
     far = [
         c
         for c in known
         if (c.get("expected_loss") or math.inf) > 2 * (c["adjusted_loss"] or math.inf)
     ]
-    return (
+    return [
         "A cell's loss is that of the median of several draws of 100,000 prompts, since rare "
         f"prompts on which a model explodes make means a matter of chance: by the mean over all "
         f"draws {kept} cells are within. In expectation, estimated by importance sampling, "
         f"{len(far)} cells have more than twice the loss of their median draw, up to many orders "
-        "of magnitude (see [laboratory.md](laboratory.md#evaluation)). "
-    )
+        "of magnitude (see [laboratory.md](laboratory.md#evaluation)).",
+        "",
+    ]
 
 
 def _missed_row(cell: TableRecord) -> str:

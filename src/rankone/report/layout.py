@@ -138,7 +138,7 @@ def caption(records: Sequence[TableRecord]) -> str:
     )
     return (
         "Adjusted evaluation loss: half the mean squared error, minus that of ridge regression "
-        "which knows the noise. A cell is ours (published). "
+        "which knows the noise, on the median draw of prompts. A cell is ours (published). "
         + chosen
         + "Bold: the lowest of ours in its column, floor aside. "
         + f"{MARK}: outside its limit, the published value plus two standard errors, or the "
