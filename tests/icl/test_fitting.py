@@ -174,3 +174,19 @@ def test_divergence_is_counted_and_told():
     for run in RUNS:
         assert any(message.startswith(run.name) for message in fitted.messages)
         assert bool(torch.isfinite(fitted.models[run].p).all())
+
+
+def test_what_was_told_before_an_interruption_is_not_forgotten(tmp_path):
+    wild = replace(RECIPE, learning_rate=1e4, limit=math.inf, clip=None, warmup=0.0)
+    whole = fit(RUNS, NOISES, wild)
+    assert any("-start1" in message for message in whole.messages)  # the heats' are there too
+    with pytest.raises(KeyboardInterrupt):
+        fit(
+            RUNS,
+            NOISES,
+            wild,
+            checkpoints=tmp_path,
+            save_every=0.0,
+            progress=interrupt(("training", 20), stop),
+        )
+    assert fit(RUNS, NOISES, wild, checkpoints=tmp_path).messages == whole.messages

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,7 +51,7 @@ def weights_after_layers(
 
             P, Q = (matrix[None].to(gram) for matrix in model.matrices())
             return fused(P, Q, gram[None], torch.zeros(1, dtype=torch.long))[0]
-        model = model.to(gram)
+        model = deepcopy(model).to(gram)  # the caller's stays where it is
         parts = [
             model.implicit_weights(part, every_layer=True) for part in torch.split(gram, 32768)
         ]

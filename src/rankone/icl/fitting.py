@@ -32,6 +32,7 @@ class Fit(NamedTuple):
     history: dict[Run, list[float]]
     """Smoothed loss at every look."""
     messages: list[str]
+    """What was reported in all calls, heats and training."""
     seconds: float
     """Time spent in this call."""
 
@@ -71,6 +72,7 @@ def fit(
         contest = Ensemble(runs, noises, starts=recipe.heats, **options)
         heats = keeper.run("heats", contest, recipe.heat(), keeper.load("heats"))
         state = State.fresh(ensemble, recipe, winners(contest, recipe, heats))
+        state.messages = heats.messages
     state = keeper.run("training", ensemble, recipe, state)
     return Fit(
         models=ensemble.models(state.table),
@@ -78,7 +80,7 @@ def fit(
         history={
             run: [losses[k] for losses in state.history] for k, run in enumerate(ensemble.runs)
         },
-        messages=keeper.messages,
+        messages=state.messages,
         seconds=time.monotonic() - began,
     )
 
@@ -96,7 +98,6 @@ class _Keeper:
     ) -> None:
         self.folder, self.signature, self.device = folder, signature, device
         self.every, self.progress = every, progress
-        self.messages: list[str] = []
 
     def _path(self, stage: str) -> Path | None:
         return None if self.folder is None else self.folder / f"{stage}.safetensors"
@@ -114,7 +115,6 @@ class _Keeper:
 
         def after_step(step: int, messages: list[str]) -> None:
             nonlocal saved
-            self.messages += messages
             asked = stop.asked  # a request that comes later waits for the next step, and its save
             if path is not None and (asked or time.monotonic() - saved > self.every):
                 state.save(path, self.signature)

@@ -148,6 +148,8 @@ class State:
     restarts: Int[Tensor, " R"]
     history: list[list[float]] = field(default_factory=list)
     """Smoothed loss of every row at each look."""
+    messages: list[str] = field(default_factory=list)
+    """What was reported so far: which rows diverged, and when."""
     step: int = 0
 
     @classmethod
@@ -184,6 +186,7 @@ class State:
             "signature": signature,
             "step": str(self.step),
             "history": json.dumps(self.history),
+            "messages": json.dumps(self.messages),
         }
         write_tensors(path, tensors, facts)
 
@@ -196,9 +199,9 @@ class State:
                 f"{path} belongs to another configuration; use another folder for this one"
             )
         try:
-            history, step = json.loads(facts["history"]), int(facts["step"])
+            history, messages = json.loads(facts["history"]), json.loads(facts["messages"])
             moved = {name: value.to(device) for name, value in tensors.items()}
-            return cls(**moved, history=history, step=step)
+            return cls(**moved, history=history, messages=messages, step=int(facts["step"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a training checkpoint: {error}") from None
 
@@ -297,6 +300,7 @@ def train(
                     f"{name} diverged before step {state.step}: restarted from its last healthy "
                     f"parameters with {rate:g} of the learning rate"
                 )
+        state.messages += messages
         if progress is not None:
             progress(state.step, messages)
     return state
