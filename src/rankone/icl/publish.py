@@ -17,6 +17,9 @@ from rankone.report.records import Record as ReportRecord
 from rankone.report.tables import table1_csv, table1_latex, table1_markdown
 from rankone.storage import write_json, write_text
 
+WITH_TABLE = ("table1", "fig1", "all")
+"""Targets that write the table too."""
+
 
 def publish(
     out: Path,
@@ -31,7 +34,7 @@ def publish(
     """Writes everything into `out`; the path of report.html."""
     cells = cast("list[TableRecord]", table)
     notes = make_notes(table, stamp)
-    if target in ("table1", "fig1", "all"):
+    if target in WITH_TABLE:
         write_result(out / "table1.json", table, stamp)
         write_text(out / "table1.csv", table1_csv(cells))
         write_text(out / "table1.md", table1_markdown(cells))
