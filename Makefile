@@ -48,7 +48,7 @@ docs: $(VENV)/.run  ## docs/reproduction.md and the results in the README, from 
 ifdef PY
 test-gpu:  ## the tests that need an NVIDIA GPU
 	@echo "make test-gpu: the tests marked gpu, with $(PY)"
-	@PYTHONPATH=src $(PY) -m pytest -q -m gpu
+	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PY) -m pytest -q -m gpu
 else
 test-gpu: $(VENV)/.test
 	@echo "make test-gpu: the tests marked gpu, with $(BIN)/python"
