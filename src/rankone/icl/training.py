@@ -67,11 +67,11 @@ class Recipe:
     times smaller."""
     normalise: bool = True
     """Train in normalised coordinates (see `ensemble`)."""
-    heats: int = 6
+    heats: int = 8
     """Starts of every run; a short training of each decides which one is trained in full."""
-    heat_steps: int = 800
+    heat_steps: int = 1600
     """Updates of a heat, with a schedule of its own."""
-    heat_batch: int = 256
+    heat_batch: int = 128
     """Prompts an update of a heat."""
 
     def heat(self) -> Recipe:
