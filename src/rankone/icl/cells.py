@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
+from rankone.icl.evaluation import Record, adjusted_or_infinity
 from rankone.icl.gdpp import gap_to_constant_ridge
 from rankone.icl.presets import Preset
 from rankone.icl.published import table1
@@ -12,8 +13,6 @@ from rankone.tasks.noise import noise_from_name
 
 if TYPE_CHECKING:
     from rankone.icl.model import Kind
-
-Record = dict[str, Any]
 
 NOISE_FREE_LIMIT = 1e-6
 """Limit of noise-free cells with five layers and more: below it float32 and patience decide."""
@@ -51,7 +50,7 @@ def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) 
             cells.setdefault(key, []).append(record)
     table = []
     for (model, layers, noise), tries in cells.items():
-        best = min(tries, key=lambda r: _order(r["adjusted_loss"]))
+        best = min(tries, key=adjusted_or_infinity)
         entry = {
             "model": model,
             "layers": layers,
@@ -81,10 +80,6 @@ def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) 
 def _mean(losses: list[float | None]) -> float | None:
     finite = [loss for loss in losses if loss is not None]
     return sum(finite) / len(finite) if len(finite) == len(losses) else None
-
-
-def _order(loss: float | None) -> float:
-    return float("inf") if loss is None else loss
 
 
 def _judge(entry: Record, ridge: float | None, preset: Preset) -> None:

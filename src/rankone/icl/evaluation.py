@@ -175,14 +175,16 @@ def typical(draws: list[list[Record]]) -> list[Record]:
     """
     found = []
     for records in zip(*draws, strict=True):
-        ordered = sorted(records, key=lambda r: _or_infinity(r["adjusted_loss"]))
+        ordered = sorted(records, key=adjusted_or_infinity)
         losses = [record["adjusted_loss"] for record in ordered]
         found.append(ordered[(len(ordered) - 1) // 2] | {"draws": losses})
     return found
 
 
-def _or_infinity(loss: float | None) -> float:
-    return math.inf if loss is None else loss
+def adjusted_or_infinity(record: Record) -> float:
+    """A record's adjusted loss, by which records are ordered: infinite if there is none."""
+    loss = record["adjusted_loss"]
+    return math.inf if loss is None else float(loss)
 
 
 def score_model(problem: Problem, run: Run, model: LinearTransformer) -> list[Record]:

@@ -12,6 +12,7 @@ from rankone.icl.evaluation import (
     Problem,
     Record,
     Tuning,
+    adjusted_or_infinity,
     expected_problem,
     make_problems,
     profile,
@@ -143,8 +144,7 @@ def best_seeds(records: list[Record]) -> dict[tuple[str, int, str], int]:
         if record["seed"] is None or record["sigma"] is not None:
             continue
         if record["read_after"] == record["layers"]:
-            loss = record["adjusted_loss"]
-            value = (float("inf") if loss is None else loss, record["seed"])
+            value = (adjusted_or_infinity(record), record["seed"])
             cell = (record["model"], record["layers"], record["noise"])
             best[cell] = min(best.get(cell, value), value)
     return {cell: seed for cell, (_, seed) in best.items()}

@@ -241,8 +241,8 @@ def look(state: State, dim: int) -> list[int]:
     """Restarts the rows that diverged from their last healthy parameters; returns their indices.
 
     Diverged: something was not finite, or the smoothed loss is above twice that of predicting 0.
-    A restarted row has half the learning rate and fresh moments; one that diverges at once has
-    half its parameters too, since they were never healthy.
+    A restarted row has half the learning rate and fresh moments; one that diverges before the
+    first look after a start has half its parameters too, since these seem to be the reason.
     """
     diverged = state.broken | ~(state.smooth < math.log(dim))
     healthy = ~diverged
