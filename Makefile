@@ -10,8 +10,10 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 OUT     ?= runs/laptop
 
-# What the caller's shell has active is not what runs here.
+# What the caller's shell has active is not what runs here, unless the caller names the Python.
+ifndef PY
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help

@@ -20,6 +20,7 @@ def record(model, layers, noise, loss, *, seed=0, error=None, published_error=0.
         "adjusted_loss": loss,
         "standard_error": error,
         "published_standard_error": published_error,
+        "relative_error": error / loss if loss else None,
         "seed": None if layers is None else seed,
         "read_after": layers,
         **more,

@@ -19,7 +19,7 @@ STAMP = {
     "date": "2025-01-02T03:04:05+00:00",
     "commit": "0123abc",
     "seconds": 312.0,
-    "training_seconds": 205.1,
+    "stages": {"training": 205.1, "evaluation": 20.4},
     "other_cores": 0.02,
 }
 
@@ -115,6 +115,7 @@ def test_both_presets_and_the_benchmark_are_shown(tmp_path, records, bench):
     )
     headings = re.findall(r"^## (.*)", page, re.MULTILINE)
     assert headings[:3] == ["The whole table", "The laptop preset", "The training step"]
+    assert "| of it | training 3 min 25 s, evaluation 20.4 s |" in page
     assert "has 4.0 times the throughput" in page
     assert "2.10 ms at n = 20,000" in page
 

@@ -15,7 +15,6 @@ Vladymyrov et al. 2024, section 6; bayes_ridge is not in the paper.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -40,17 +39,20 @@ class Spectrum(NamedTuple):
     """c = sum y²."""
 
     @classmethod
-    def of(cls, gram: Float[Tensor, "B D D"]) -> Spectrum:
-        """Decomposes a batch of Gram matrices."""
+    def of(cls, gram: Float[Tensor, "B D D"], alike: Spectrum | None = None) -> Spectrum:
+        """Decomposes a batch of Gram matrices; not again if they have the features of `alike`."""
         if gram.dim() != 3 or gram.shape[1] != gram.shape[2] or gram.shape[1] < 2:
             raise ValueError(f"gram must have shape [B, d+1, d+1], got {tuple(gram.shape)}")
         gram = gram.double()
-        # cuSOLVER's batched solver fails on batches of 65,536 and more.
-        parts = [torch.linalg.eigh(part) for part in torch.split(gram[:, :-1, :-1], 32768)]
-        values = torch.cat([part.eigenvalues for part in parts])
-        vectors = torch.cat([part.eigenvectors for part in parts])
+        if alike is not None:
+            values, vectors = alike.values, alike.vectors
+        else:
+            # cuSOLVER's batched solver fails on batches of 65,536 and more.
+            parts = [torch.linalg.eigh(part) for part in torch.split(gram[:, :-1, :-1], 32768)]
+            values = torch.cat([part.eigenvalues for part in parts]).clamp_min(0)
+            vectors = torch.cat([part.eigenvectors for part in parts])
         alpha = (vectors.mT @ gram[:, :-1, -1:]).squeeze(-1)
-        return cls(values.clamp_min(0), vectors, alpha, gram[:, -1, -1])
+        return cls(values, vectors, alpha, gram[:, -1, -1])
 
     def ridge(self, variance: Float[Tensor, " B"] | float) -> Float[Tensor, "B d"]:
         """Ridge weights in the eigenbasis; variance 0 gives the minimum-norm least squares."""
@@ -141,17 +143,21 @@ def bayes_coefficients(
     mean = torch.zeros_like(alpha)
     # Below this variance the residual of a noise-free prompt is rounding error.
     smallest = 1e-10 * spectrum.energy / context
-    for sigma, weight in zip(points.tolist(), weights.tolist(), strict=True):
-        variance = smallest.clamp_min(sigma**2)
-        ridge = alpha / (values + variance[:, None])
+    points, log_weights = (t.to(values)[:, None] for t in (points, weights.log()))
+    # On a GPU a launch costs more than the work of one point; on a CPU blocks leave the cache.
+    at_once = 16 if values.is_cuda else 1
+    blocks = (torch.split(t, at_once) for t in (points, log_weights))
+    for sigma, prior in zip(*blocks, strict=True):
+        variance = torch.maximum(sigma**2, smallest)  # [N, B]
+        ridge = alpha / (values + variance[..., None])
         # log det(X Xᵀ + v I) = sum log(1 + value / v) + n log v
-        log_det = torch.log1p(values / variance[:, None]).sum(1) + context * variance.log()
-        quadratic = (spectrum.energy - (alpha * ridge).sum(1)).clamp_min(0) / variance
-        log_weight = math.log(weight) - (log_det + quadratic) / 2
-        top = torch.maximum(best, log_weight)
+        log_det = torch.log1p(values / variance[..., None]).sum(2) + context * variance.log()
+        quadratic = (spectrum.energy - (alpha * ridge).sum(2)).clamp_min(0) / variance
+        log_weight = prior - (log_det + quadratic) / 2
+        top = torch.maximum(best, log_weight.amax(0))
         keep, add = torch.exp(best - top), torch.exp(log_weight - top)
-        total = keep * total + add
-        mean = keep[:, None] * mean + add[:, None] * ridge
+        total = keep * total + add.sum(0)
+        mean = keep[:, None] * mean + (add[..., None] * ridge).sum(0)
         best = top
     return mean / total[:, None]
 

@@ -91,12 +91,12 @@ def bench(*, out: Path | None = None, device: str = "auto", quick: bool = False)
     with Narrator() as narrator:
         records = measure(plan, where, narrator)
     stamp = provenance.collect(where.type)
-    seconds = round(time.monotonic() - started, 1)
+    seconds = time.monotonic() - started
     after = _busy_seconds()
     stamp["other_cores"] = (
         None if before is None or after is None else round(max(0.0, after - before) / seconds, 2)
     )
-    write_json(path, {**stamp, "seconds": seconds, "records": records})
+    write_json(path, {**stamp, "seconds": round(seconds, 1), "records": records})
     picture = path.with_suffix(".png")
     write_bytes(picture, plot(records, stamp["device"]))
     _show(records, stamp["device"], plan)

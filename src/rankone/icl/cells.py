@@ -21,9 +21,9 @@ ROUNDING = 0.0005
 """Half a unit of the last printed digit: closed forms are compared, not only bounded."""
 
 OWN_TAIL = 25.0
-"""A cell whose adjusted loss varies between prompts by more than this times its mean owes it to a
-few exploding ones. The published table's error, estimated from the same prompts, would be as
-large: it is not granted."""
+"""A cell whose adjusted loss varies between prompts by more than this times its mean, in half of
+all draws, owes it to a few exploding ones. The published table's error, estimated from the same
+prompts, would be as large: it is not granted."""
 
 
 def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) -> list[Record]:
@@ -33,9 +33,9 @@ def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) 
     an importance-sampled estimate of the expectation.
 
     A trained cell is held to the published value plus two standard errors of the published
-    table. GD++ cannot beat constant ridge; where the published value does, the cell is held to
-    the best that GD++ of that depth can do. Closed forms are held to two standard errors either
-    way.
+    table (the median over the draws). GD++ cannot beat constant ridge; where the
+    published value does, the cell is held to the best that GD++ of that depth can do. Closed
+    forms are held to two standard errors either way.
     """
     from rankone.icl.ensemble import Run
 
@@ -63,6 +63,7 @@ def make_table(records: list[Record], restarts: dict[str, int], preset: Preset) 
             "expected_loss": best.get("expected_loss"),
             "expected_error": best.get("expected_error"),
             "published_standard_error": best["published_standard_error"],
+            "relative_error": best["relative_error"],
             "seed": best["seed"],
             "seeds": len(tries) if layers else None,
             "restarts": None,
@@ -92,8 +93,7 @@ def _judge(entry: Record, ridge: float | None, preset: Preset) -> None:
         entry["limit"] = published + 2 * error + ROUNDING
         entry["within"] = value is not None and abs(value - published) <= 2 * error + ROUNDING
         return
-    spread = (entry["standard_error"] or 0.0) * preset.sequences**0.5
-    if value is not None and spread > OWN_TAIL * value:
+    if (entry["relative_error"] or 0.0) * preset.sequences**0.5 > OWN_TAIL:
         error = 0.0
     entry["limit"] = published + 2 * error
     if entry["noise"] == "sigma_0" and entry["layers"] >= 5:

@@ -186,8 +186,9 @@ def _provenance(result: dict[str, Any]) -> str:
         ("date", result["date"]),
         ("commit", f"`{result['commit']}`" if result["commit"] else "not known"),
     ]
-    if result.get("training_seconds") is not None:
-        rows.insert(3, ("of it training", _minutes(result["training_seconds"])))
+    stages = [f"{name} {_minutes(spent)}" for name, spent in (result.get("stages") or {}).items()]
+    if stages:
+        rows.insert(3, ("of it", ", ".join(stages)))
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)])
 
 
@@ -199,8 +200,8 @@ def _verdict(cells: list[TableRecord]) -> str:
         f"**{len(held) - len(missed)} of {len(held)} trained cells** are at or below the value "
         "they are held to: the published one plus two standard errors of the published table; "
         "for GD++ where that is out of reach in population, the population value; without noise "
-        "and from five layers on, 1e-6; for a cell whose own error is large because of a few "
-        "exploding prompts, the published value alone. "
+        "and from five layers on, 1e-6. The error is the median over the draws of prompts, and 0 "
+        "for a cell which a few exploding prompts dominate in half of them. "
         f"{sum(map(_better, held))} of them are below the published value by more than two "
         "standard errors. "
         f"{sum(map(_within, forms))} of {len(forms)} closed-form cells are within two standard "

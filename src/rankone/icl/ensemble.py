@@ -123,6 +123,7 @@ class Ensemble:
         second_moment = [dim + noise.mean_square if normalise else 1.0 for noise in self.noises]
         self._label_scale = torch.tensor(second_moment, device=self.device).sqrt()
         self.groups = self._make_groups()
+        self.stream = torch.cat([group.stream for group in self.groups])
         self.width = max(sum(group.lengths) for group in self.groups)
 
     def _make_groups(self) -> list[Group]:
@@ -203,12 +204,12 @@ class Ensemble:
 
         `limit` as in `rankone.icl.gradients.loss_and_grad`, on squares that are not normalised.
         """
-        limits = limit + table.new_zeros(len(self.rows))
-        loss = table.new_empty(len(self.rows))
-        grad = torch.zeros_like(table)
+        # What all groups share is computed once: a training step is many small calls.
+        scale = batch.scale[self.stream]
+        limits = limit / scale
+        losses, grad = [], torch.zeros_like(table)
         for group in self.groups:
             p, q = self.split(table, group)
-            scale = batch.scale[group.stream]
             result = loss_and_grad(
                 group.kind,
                 p,
@@ -217,14 +218,14 @@ class Ensemble:
                 batch.weights,
                 group.stream,
                 importance=batch.importance,
-                limit=limits[group.rows] / scale,
+                limit=limits[group.rows],
                 impl=self.impl,
             )
-            loss[group.rows] = result.loss * scale
+            losses.append(result.loss)
             n_p, n_q = group.lengths
             grad[group.rows, :n_p] = result.p.flatten(1)
             grad[group.rows, n_p : n_p + n_q] = result.q.flatten(1)
-        return loss, grad
+        return torch.cat(losses) * scale, grad
 
     def compile(self) -> None:
         """Compiles the kernels of all groups side by side; without this they wait for each other.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,7 @@ from rankone.tasks.noise import Fixed, Noise
 from rankone.tasks.regression import NoisyRegression
 
 Record = dict[str, Any]
+T = TypeVar("T")
 
 PUBLISHED_SEQUENCES = 100_000
 """Sequences, with one query each, behind every number of the published table."""
@@ -45,17 +46,21 @@ def weights_after_layers(
     model: LinearTransformer, gram: Float[Tensor, "B D D"]
 ) -> Float[Tensor, "B L1 d"]:
     """Implicit weights after 0, 1, …, L layers, by the fastest way there is on the device."""
+    impl, _ = choose("auto", gram.device, model.dim)
     with torch.no_grad():
-        if choose("auto", gram.device, model.dim)[0] == "fused_cpu":
+        if impl == "reference":
+            model = deepcopy(model).to(gram)  # the caller's stays where it is
+            parts = [
+                model.implicit_weights(part, every_layer=True) for part in torch.split(gram, 32768)
+            ]
+            return torch.cat(parts)
+        if impl == "fused_cpu":
             from rankone.icl.gradients.fused_cpu import weights_after_layers as fused
-
-            P, Q = (matrix[None].to(gram) for matrix in model.matrices())
-            return fused(P, Q, gram[None], torch.zeros(1, dtype=torch.long))[0]
-        model = deepcopy(model).to(gram)  # the caller's stays where it is
-        parts = [
-            model.implicit_weights(part, every_layer=True) for part in torch.split(gram, 32768)
-        ]
-        return torch.cat(parts)
+        else:
+            from rankone.icl.gradients.read_gpu import weights_after_layers as fused
+        P, Q = (matrix[None].to(gram) for matrix in model.matrices())
+        stream = torch.zeros(1, dtype=torch.long, device=gram.device)
+        return fused(P, Q, gram[None], stream)[0]
 
 
 @dataclass
@@ -71,11 +76,13 @@ class Problem:
     sigma: Float[Tensor, " B"]
     importance: Float[Tensor, " B"] | None = None
     """Weights of the prompts; None if all count alike."""
+    alike: Spectrum | None = None
+    """The spectrum of prompts with the same features, if it is known."""
 
     @cached_property
     def spectrum(self) -> Spectrum:
         """The Gram matrices' eigenbasis."""
-        return Spectrum.of(self.gram)
+        return Spectrum.of(self.gram, self.alike)
 
     @cached_property
     def truth(self) -> Float[Tensor, "B d"]:
@@ -92,21 +99,24 @@ class Problem:
         """The loss that is subtracted from all others."""
         return self.oracle_error.square().sum(1) / 2
 
-    def score(self, error: Float[Tensor, "B d"], **facts: Any) -> Record:
-        """The record of a predictor with this error of its weights."""
-        loss = error.square().sum(1) / 2
-        adjusted = loss - self.oracle_loss
+    def score(self, errors: Float[Tensor, "B K d"]) -> list[Record]:
+        """The records of K predictors with these errors of their weights."""
+        loss = errors.square().sum(2) / 2
+        adjusted = loss - self.oracle_loss[:, None]
         if self.importance is not None:
-            loss, adjusted = self.importance * loss, self.importance * adjusted
-        count = len(adjusted)
-        return {
-            "noise": self.name,
-            "sigma": None,
-            "loss": _finite(loss.mean()),
-            "adjusted_loss": _finite(adjusted.mean()),
-            "standard_error": _finite(adjusted.std() / math.sqrt(count)),
-            **facts,
-        }
+            loss, adjusted = (self.importance[:, None] * part for part in (loss, adjusted))
+        error = adjusted.std(0) / math.sqrt(len(adjusted))
+        numbers = torch.stack([loss.mean(0), adjusted.mean(0), error], dim=1).tolist()
+        return [
+            {
+                "noise": self.name,
+                "sigma": None,
+                "loss": _finite(mean),
+                "adjusted_loss": _finite(difference),
+                "standard_error": _finite(spread),
+            }
+            for mean, difference, spread in numbers
+        ]
 
     def published_error(self, error: Float[Tensor, "B d"]) -> float | None:
         """Standard error of a published number: 100,000 sequences with one query each.
@@ -118,11 +128,10 @@ class Problem:
         cross = (error * self.oracle_error).sum(1)
         fourth = (3 * a**2 + 3 * b**2 - 2 * a * b - 4 * cross**2).mean() / 4
         variance = fourth - ((a - b).mean() / 2) ** 2
-        return _finite((variance.clamp_min(0) / PUBLISHED_SEQUENCES).sqrt())
+        return _finite(float((variance.clamp_min(0) / PUBLISHED_SEQUENCES).sqrt()))
 
 
-def _finite(value: Tensor) -> float | None:
-    number = float(value)
+def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
@@ -136,11 +145,14 @@ def make_problems(
     device: torch.device | str,
 ) -> Iterator[Problem]:
     """One problem a noise distribution; they share features, weights and unit noise."""
+    alike: Spectrum | None = None
     for name, noise in noises.items():
         task = NoisyRegression(dim=dim, context=context, noise=noise)
         g = Generator(device=device).manual_seed(seed)
         drawn = task.sample_gram(sequences, generator=g, dtype=torch.float64)
-        yield Problem(name, noise, context, *drawn)
+        problem = Problem(name, noise, context, *drawn, alike=alike)
+        yield problem
+        alike = problem.spectrum
 
 
 def expected_problem(
@@ -165,20 +177,43 @@ def expected_problem(
             min(STREAM, sequences), [noise], [g], torch.float64, spikes=SPIKES, share=0.5
         )
         parts.append([*(tensor[0, 0] for tensor in drawn), importance[0]])
-    return Problem(name, noise, context, *map(torch.cat, zip(*parts, strict=True)))
+    gram, weights, sigma, importance = map(torch.cat, zip(*parts, strict=True))
+    return Problem(name, noise, context, gram, weights, sigma, importance)
 
 
 def typical(draws: list[list[Record]]) -> list[Record]:
     """Of the records of several draws, for each predictor that of the median draw.
 
     `draws` in the result holds the adjusted losses of all of them, from small to large.
+    `relative_error` is the standard error over the loss; it and `published_standard_error` are
+    medians over the draws too, since one exploding prompt makes both large.
     """
     found = []
     for records in zip(*draws, strict=True):
         ordered = sorted(records, key=adjusted_or_infinity)
-        losses = [record["adjusted_loss"] for record in ordered]
-        found.append(ordered[(len(ordered) - 1) // 2] | {"draws": losses})
+        entry = _middle(ordered) | {
+            "draws": [record["adjusted_loss"] for record in ordered],
+            "relative_error": _median(map(_relative_error, records)),
+        }
+        if "published_standard_error" in entry:
+            errors = (record["published_standard_error"] for record in records)
+            entry["published_standard_error"] = _median(errors)
+        found.append(entry)
     return found
+
+
+def _relative_error(record: Record) -> float | None:
+    loss, error = record["adjusted_loss"], record["standard_error"]
+    return error / abs(loss) if loss and error is not None else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """The lower median; None counts as infinite."""
+    return _finite(_middle(sorted(math.inf if value is None else value for value in values)))
+
+
+def _middle(ordered: list[T]) -> T:
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def adjusted_or_infinity(record: Record) -> float:
@@ -189,19 +224,12 @@ def adjusted_or_infinity(record: Record) -> float:
 
 def score_model(problem: Problem, run: Run, model: LinearTransformer) -> list[Record]:
     """Records of a model's prediction read after 0, 1, …, L layers."""
-    weights = weights_after_layers(model, problem.gram)
-    records = []
-    for depth in range(run.layers + 1):
-        error = weights[:, depth] - problem.weights
-        facts: Record = {
-            "model": run.kind,
-            "layers": run.layers,
-            "seed": run.seed,
-            "read_after": depth,
-        }
-        if depth == run.layers:
-            facts["published_standard_error"] = problem.published_error(error)
-        records.append(problem.score(error, **facts))
+    errors = weights_after_layers(model, problem.gram) - problem.weights[:, None]
+    facts: Record = {"model": run.kind, "layers": run.layers, "seed": run.seed}
+    records = [
+        record | facts | {"read_after": depth} for depth, record in enumerate(problem.score(errors))
+    ]
+    records[-1]["published_standard_error"] = problem.published_error(errors[:, -1])
     return records
 
 
@@ -231,14 +259,14 @@ def score_baselines(problem: Problem, tuning: Tuning, prior: Noise) -> list[Reco
         "bayes": bayes_coefficients(spectrum, problem.context, prior),
         "oracle": spectrum.ridge(problem.sigma**2),
     }
-    records = []
-    for name, coefficients in found.items():
-        error = spectrum.rotate(coefficients - problem.truth)
-        facts = {"model": name, "layers": None, "seed": None, "read_after": None}
-        record = problem.score(error, **facts)
-        record["published_standard_error"] = problem.published_error(error)
-        records.append(record)
-    return records
+    facts: Record = {"layers": None, "seed": None, "read_after": None}
+    errors = [spectrum.rotate(coefficients - problem.truth) for coefficients in found.values()]
+    scored = zip(found, errors, problem.score(torch.stack(errors, dim=1)), strict=True)
+    return [
+        record
+        | {"model": name, **facts, "published_standard_error": problem.published_error(error)}
+        for name, error, record in scored
+    ]
 
 
 def profile(
@@ -256,13 +284,12 @@ def profile(
     device: torch.device | str,
 ) -> Iterator[list[Record]]:
     """Per-variance profiles of models and baselines trained on `noise`: records for each sigma."""
-    for sigma in sigmas:
-        fixed: dict[str, Noise] = {name: Fixed(sigma)}
-        (problem,) = make_problems(
-            fixed, dim=dim, context=context, sequences=sequences, seed=seed, device=device
-        )
+    fixed: dict[str, Noise] = {str(sigma): Fixed(sigma) for sigma in sigmas}
+    for problem in make_problems(
+        fixed, dim=dim, context=context, sequences=sequences, seed=seed, device=device
+    ):
         records = score_baselines(problem, tuning, noise)
         for run, model in models.items():
             scored = score_model(problem, run, model)
             records += scored if every_layer else scored[-1:]
-        yield [record | {"sigma": sigma} for record in records]
+        yield [record | {"noise": name, "sigma": float(problem.name)} for record in records]

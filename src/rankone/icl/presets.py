@@ -78,7 +78,7 @@ PRESETS = {
         seeds=5,
         recipe={"steps": 8000, "heats": 16},
         sequences=100_000,
-        draws=11,
+        draws=31,
         profile_sequences=8192,
         profile_points=41,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,8 @@ class Narrator:
             disable=quiet or not self.console.is_terminal,
         )
         self._quiet = quiet
+        self.seconds: dict[str, float] = {}
+        """Time spent in each stage so far."""
 
     def __enter__(self) -> Narrator:
         self._progress.start()
@@ -78,7 +81,11 @@ class Narrator:
         task = self._progress.add_task(name, total=total)
         if not self.console.is_terminal:
             self.say(f"{name}: {total} parts")
-        yield lambda: self._progress.advance(task)
+        began = time.monotonic()
+        try:
+            yield lambda: self._progress.advance(task)
+        finally:
+            self.seconds[name] = round(time.monotonic() - began, 1)
 
     def finish(self, table: list[Any], page: Path, target: str, seconds: float) -> None:
         """Prints the table and where the report is, on standard output."""

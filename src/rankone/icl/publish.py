@@ -65,7 +65,7 @@ def publish(
 
 def write_result(path: Path, table: list[dict[str, Any]], stamp: dict[str, Any]) -> None:
     """A result file: what was run, where and when, and a flat record a measurement."""
-    keys = ("command", "device", "versions", "date", "commit", "seconds", "training_seconds")
+    keys = ("command", "device", "versions", "date", "commit", "seconds", "stages")
     write_json(path, {**{key: stamp.get(key) for key in keys}, "records": table})
 
 

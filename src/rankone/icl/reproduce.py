@@ -96,7 +96,9 @@ def reproduce(
         page = publish(out, target, table, records, models, config, stamp, narrator)
     seconds = time.monotonic() - started
     if target in WITH_TABLE:  # the whole time is known only now
-        write_result(out / "table1.json", table, stamp | {"seconds": round(seconds, 1)})
+        stamp["seconds"] = round(seconds, 1)
+        stamp["stages"] = {"training": facts["training_seconds"], **narrator.seconds}
+        write_result(out / "table1.json", table, stamp)
     narrator.finish(table, page, target, seconds)
     return page
 

@@ -9,7 +9,6 @@ import torch
 
 from rankone.icl.ensemble import Run
 from rankone.icl.evaluation import (
-    Problem,
     Record,
     Tuning,
     adjusted_or_infinity,
@@ -44,33 +43,30 @@ def evaluate(
         "device": device,
         "seed": 10**6 + seed,
     }
-    records: list[Record] = []
+    drawn: list[list[Record]] = []
     tunings: dict[str, Tuning] = {}
-    with narrator.stage("evaluation", len(models) + len(names)) as advance:
-        for name, noise in noises.items():
-            problems = draw_problems(name, noise, preset.draws, preset.sequences, sizes)
-            tunings[name] = tune(problems[0])
-            records += typical([score_baselines(p, tunings[name], noise) for p in problems])
-            advance()
-            mine = {run: model for run, model in models.items() if run.noise == name}
-            for run, model in mine.items():
-                records += typical([score_model(p, run, model) for p in problems])
+    with narrator.stage("evaluation", preset.draws * (len(models) + len(names))) as advance:
+        for draw in range(preset.draws):
+            drawn.append([])
+            seeded = sizes | {"seed": sizes["seed"] + draw, "sequences": preset.sequences}
+            for problem in make_problems(noises, **seeded):
+                if draw == 0:
+                    tunings[problem.name] = tune(problem)
+                drawn[-1] += score_baselines(problem, tunings[problem.name], problem.noise)
                 advance()
+                for run, model in models.items():
+                    if run.noise == problem.name:
+                        drawn[-1] += score_model(problem, run, model)
+                        advance()
+    records = typical(drawn)
+    with narrator.stage("expectation", len(names)) as advance:
+        for name, noise in noises.items():
+            mine = {run: model for run, model in models.items() if run.noise == name}
             add_expected(records, mine, noise, preset.sequences, sizes)
+            advance()
     if target not in ("table1", "fig1", "fig4", "fig5"):
         records += _profiles(models, preset, noises, tunings, records, sizes, narrator)
     return records, {name: asdict(tuning) for name, tuning in tunings.items()}
-
-
-def draw_problems(
-    name: str, noise: Noise, draws: int, sequences: int, sizes: dict[str, Any]
-) -> list[Problem]:
-    """Independent sets of prompts of one noise distribution."""
-    found: list[Problem] = []
-    for k in range(draws):
-        seeded = sizes | {"seed": sizes["seed"] + k}
-        found += make_problems({name: noise}, sequences=sequences, **seeded)
-    return found
 
 
 def add_expected(

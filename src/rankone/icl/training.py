@@ -54,7 +54,7 @@ class Recipe:
     limit: float = 20.0
     """Squared errors far above this many times the model's running loss count logarithmically
     (see `loss_and_grad`) …"""
-    last_limit: float = 2e4
+    last_limit: float = 1e4
     """… and at the end of training far above this; in between the limit grows geometrically."""
     spikes: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
     """Variances along a random direction of the spiked prompts, which are importance-weighted

@@ -68,6 +68,7 @@ class TableRecord(TypedDict):
     expected_loss: NotRequired[float | None]
     expected_error: NotRequired[float | None]
     published_standard_error: NotRequired[float | None]
+    relative_error: NotRequired[float | None]
     seed: NotRequired[int | None]
     seeds: NotRequired[int | None]
     restarts: NotRequired[int | None]

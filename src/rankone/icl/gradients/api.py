@@ -111,14 +111,15 @@ def loss_and_grad(
     if kind == "full":
         p, q = p.contiguous(), q.contiguous()
         return LossAndGrad(*fused.full_loss_and_grad(p, q, *data))
-    # One head or many, a diagonal model acts through omega = sum_h p_h q_hᵀ alone.
-    wide_q = torch.cat([q, torch.zeros_like(q)], dim=-1) if kind == "gd++" else q
-    omega = torch.einsum("rlhi,rlhj->rlij", p, wide_q)
+    # One head or many, a diagonal model acts through omega = sum_h p_h q_hᵀ alone. Sums of products
+    # and not einsum, which costs the host more than the kernel costs the device.
+    wide_q = torch.nn.functional.pad(q, (0, 1)) if kind == "gd++" else q
+    omega = (p[..., :, None] * wide_q[..., None, :]).sum(2)
     loss, grad = fused.diag_loss_and_grad(omega.flatten(-2), *data)
-    grad = grad.view(*grad.shape[:-1], 2, 2)
-    grad_p = torch.einsum("rlij,rlhj->rlhi", grad, wide_q)
-    grad_q = torch.einsum("rlij,rlhi->rlhj", grad, p)
-    return LossAndGrad(loss, grad_p, grad_q[..., : q.shape[-1]].contiguous())
+    grad = grad.view(*grad.shape[:-1], 2, 2)[:, :, None]
+    grad_p = (grad * wide_q[..., None, :]).sum(-1)
+    grad_q = (grad[..., : q.shape[-1]] * p[..., :, None]).sum(-2)
+    return LossAndGrad(loss, grad_p, grad_q)
 
 
 def _limit_of_each(limit: float | Tensor, p: Tensor) -> Float[Tensor, " R"]:
