@@ -131,6 +131,7 @@ def make_table(noises: Sequence[str], depths: Sequence[int]) -> list[TableRecord
             expected_loss=2 * value,
             expected_error=0.001,
             published_standard_error=0.003,
+            relative_error=0.01,
             seed=None if layers is None else 2,
             seeds=None if layers is None else 5,
             restarts=None if layers is None else 0,

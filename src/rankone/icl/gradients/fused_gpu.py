@@ -25,7 +25,8 @@ program, in shared memory. So 50 members × 2,048 sequences × 7 layers are 60 G
 products and 54 MB: bound by instructions, not by memory.
 
 **Precision.** Tensor cores have no float32. ``bf16x6`` writes x = x₀ + x₁ + x₂ exactly, with three
-bfloat16 parts, and adds the six products that matter: float32 accuracy. ``bf16x3`` keeps two
+bfloat16 parts, each rounded to nearest, and adds the six products that matter: float32 accuracy
+(parts cut off towards zero are up to twice as large and all of one sign: ten times the error). ``bf16x3`` keeps two
 rounded parts and three products (about 2⁻¹⁶). ``tf32x3``, ``tf32`` (about 2⁻¹¹) and ``ieee``
 (float32 without tensor cores) are Triton's own. The layout of a bfloat16 accumulator is at once
 that of a left operand and of a transposed right operand, so the products are arranged as A Bᵀ
@@ -232,27 +233,25 @@ _CUT_IN_THREE = tl.constexpr(
     """{
     .reg .b32 a, b;
     .reg .f32 x, y, p, q;
-    prmt.b32 $0, $3, $4, 0x7632;
-    and.b32 a, $3, 0xffff0000;
-    and.b32 b, $4, 0xffff0000;
     mov.b32 x, $3;
     mov.b32 y, $4;
-    mov.b32 p, a;
+    cvt.rn.bf16x2.f32 a, y, x;
+    shl.b32 b, a, 16;
+    mov.b32 p, b;
+    and.b32 b, a, 0xffff0000;
     mov.b32 q, b;
+    mov.b32 $0, a;
     sub.f32 x, x, p;
     sub.f32 y, y, q;
-    mov.b32 a, x;
-    mov.b32 b, y;
-    prmt.b32 $1, a, b, 0x7632;
-    and.b32 a, a, 0xffff0000;
-    and.b32 b, b, 0xffff0000;
-    mov.b32 p, a;
+    cvt.rn.bf16x2.f32 a, y, x;
+    shl.b32 b, a, 16;
+    mov.b32 p, b;
+    and.b32 b, a, 0xffff0000;
     mov.b32 q, b;
+    mov.b32 $1, a;
     sub.f32 x, x, p;
     sub.f32 y, y, q;
-    mov.b32 a, x;
-    mov.b32 b, y;
-    prmt.b32 $2, a, b, 0x7632;
+    cvt.rn.bf16x2.f32 $2, y, x;
     }"""
 )
 _CUT_IN_TWO = tl.constexpr(
@@ -276,11 +275,9 @@ _CUT_IN_TWO = tl.constexpr(
 
 @triton.jit
 @no_type_check
-def _cut(x, ROUND: tl.constexpr):
-    """The leading bfloat16 of x and the rest, both held in float32: for the interpreter."""
-    bits = x.to(tl.int32, bitcast=True)
-    if ROUND:
-        bits += 0x8000
+def _cut(x):
+    """The nearest bfloat16 of x and the rest, both held in float32: for the interpreter."""
+    bits = x.to(tl.int32, bitcast=True) + 0x8000
     head = (bits & -0x10000).to(tl.float32, bitcast=True)
     return head, x - head
 
@@ -300,8 +297,8 @@ def _split(x, PRECISION: tl.constexpr, NATIVE: tl.constexpr):
                 pack=2,
             )
         else:
-            x0, rest = _cut(x, False)
-            x1, x2 = _cut(rest, False)
+            x0, rest = _cut(x)
+            x1, x2 = _cut(rest)
             return (x0, x1, x2)
     elif PRECISION == "bf16x3":
         if NATIVE:
@@ -314,8 +311,8 @@ def _split(x, PRECISION: tl.constexpr, NATIVE: tl.constexpr):
                 pack=2,
             )
         else:
-            x0, rest = _cut(x, True)
-            x1, rest = _cut(rest, True)
+            x0, rest = _cut(x)
+            x1, rest = _cut(rest)
             return (x0, x1)
     else:
         return (x,)
