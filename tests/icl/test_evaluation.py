@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from rankone.icl import evaluation
 from rankone.icl.ensemble import Run
 from rankone.icl.evaluation import (
     Problem,
@@ -9,7 +10,7 @@ from rankone.icl.evaluation import (
     make_problems,
     profile,
     score_baselines,
-    score_model,
+    score_models,
     typical,
 )
 from rankone.icl.model import LinearTransformer
@@ -28,7 +29,7 @@ def problem() -> Problem:
 def test_a_model_is_scored_after_every_layer(problem):
     run = Run("diag", 2, "sigma_5", 4)
     model = LinearTransformer(kind="diag", layers=2, dim=10, scale=0.1).double()
-    records = score_model(problem, run, model)
+    records = score_models(problem, {run: model})
     assert [record["read_after"] for record in records] == [0, 1, 2]
     with torch.no_grad():
         weights = model.implicit_weights(problem.gram, every_layer=True)
@@ -42,9 +43,25 @@ def test_a_model_is_scored_after_every_layer(problem):
     assert "published_standard_error" in records[-1]
 
 
+def test_models_scored_together_have_the_records_of_each_alone(problem, monkeypatch):
+    models = {
+        Run(kind, layers, "sigma_5", seed): LinearTransformer(
+            kind=kind, layers=layers, dim=10, scale=0.05, generator=seed
+        ).double()
+        for seed in (0, 1, 2)
+        for layers in (1, 3)
+        for kind in ("diag", "full")
+    }
+    together = score_models(problem, models)
+    alone = [record for run in models for record in score_models(problem, {run: models[run]})]
+    assert together == alone
+    monkeypatch.setitem(evaluation.AT_ONCE, "cpu", 3000 * 4 * 10 * 2)  # two deep models at a time
+    assert score_models(problem, models) == alone
+
+
 def test_a_model_that_explodes_has_no_loss_and_no_warning(problem):
     model = LinearTransformer(kind="full", layers=7, dim=10, scale=1e9).double()
-    record = score_model(problem, Run("full", 7, "sigma_5", 0), model)[-1]
+    record = score_models(problem, {Run("full", 7, "sigma_5", 0): model})[-1]
     assert record["loss"] is None
     assert record["adjusted_loss"] is None
     assert record["published_standard_error"] is None
@@ -64,8 +81,8 @@ def test_the_published_error_is_that_of_one_query_a_sequence():
     error = -weights  # the predictor that says 0
     x = torch.randn(100_000, 10, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     once = ((error * x).sum(1) ** 2 - (problem.oracle_error * x).sum(1) ** 2) / 2
-    assert problem.published_error(error) == pytest.approx(
-        float(once.std()) / 100_000**0.5, rel=0.03
+    assert problem.published_errors(error[None]) == pytest.approx(
+        [float(once.std()) / 100_000**0.5], rel=0.03
     )
 
 
@@ -110,7 +127,7 @@ def test_the_expectation_agrees_with_plain_prompts_where_there_is_no_tail(proble
         "gd++", torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[-0.025]]]), 10
     ).double()
     run = Run("gd++", 1, "sigma_5", 0)
-    ours, plain = (score_model(p, run, model)[-1] for p in (expected, problem))
+    ours, plain = (score_models(p, {run: model})[-1] for p in (expected, problem))
     error = (ours["standard_error"] ** 2 + plain["standard_error"] ** 2) ** 0.5
     assert ours["adjusted_loss"] == pytest.approx(plain["adjusted_loss"], abs=4 * error)
 

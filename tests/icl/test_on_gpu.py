@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankone.icl.ensemble import Ensemble, Run
-from rankone.icl.evaluation import make_problems, score_baselines, score_model, tune
+from rankone.icl.evaluation import make_problems, score_baselines, score_models, tune
 from rankone.icl.fitting import fit
 from rankone.icl.model import LinearTransformer
 from rankone.icl.reproduce import reproduce
@@ -63,7 +63,7 @@ def test_scores_on_the_gpu_are_those_of_the_cpu():
     model = LinearTransformer(kind="full", layers=4, dim=10, scale=0.05).double()
     run = Run("full", 4, "a", 0)
     got, want = (
-        score_baselines(problem, tuning, problem.noise) + score_model(problem, run, model)
+        score_baselines(problem, tuning, problem.noise) + score_models(problem, {run: model})
         for problem in (there, here)
     )
     for mine, theirs in zip(got, want, strict=True):

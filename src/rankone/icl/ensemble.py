@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from rankone.icl.gradients import loss_and_grad
+from rankone.icl.gradients import choose, loss_and_grad
 from rankone.icl.model import Kind, LinearTransformer, parameter_shapes
 from rankone.tasks.noise import Noise
 from rankone.tasks.regression import NoisyRegression
@@ -124,6 +124,7 @@ class Ensemble:
         self._label_scale = torch.tensor(second_moment, device=self.device).sqrt()
         self.groups = self._make_groups()
         self.stream = torch.cat([group.stream for group in self.groups])
+        self._fused_on_cpu = choose(impl, self.device, dim)[0] == "fused_cpu"
         self.width = max(sum(group.lengths) for group in self.groups)
 
     def _make_groups(self) -> list[Group]:
@@ -188,6 +189,7 @@ class Ensemble:
             spikes=spikes,
             share=share,
             units=(root, c * root) if self.normalise else None,
+            impl="fused_cpu" if self._fused_on_cpu else "reference",
         )
         target = target / c[:, None, None]  # all 1 unless normalised
         scale = (self._label_scale**2).repeat(len(self.seeds))

@@ -14,7 +14,7 @@ which is often larger by orders of magnitude, from importance-weighted prompts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,25 +42,47 @@ STREAM = 2048
 """Spiked prompts that are weighted together; the cost of the weights is quadratic in it."""
 
 
+AT_ONCE = {"cpu": 2**25, "cuda": 2**29}
+"""Numbers that the read-out of a group of models may hold."""
+
+
 def weights_after_layers(
-    model: LinearTransformer, gram: Float[Tensor, "B D D"]
-) -> Float[Tensor, "B L1 d"]:
-    """Implicit weights after 0, 1, …, L layers, by the fastest way there is on the device."""
-    impl, _ = choose("auto", gram.device, model.dim)
+    models: Sequence[LinearTransformer], gram: Float[Tensor, "B D D"]
+) -> Float[Tensor, "R B L1 d"]:
+    """Implicit weights of models of one depth after 0, 1, …, L layers, by the fastest way here."""
+    impl, _ = choose("auto", gram.device, models[0].dim)
     with torch.no_grad():
         if impl == "reference":
-            model = deepcopy(model).to(gram)  # the caller's stays where it is
-            parts = [
-                model.implicit_weights(part, every_layer=True) for part in torch.split(gram, 32768)
-            ]
-            return torch.cat(parts)
+            return torch.stack([_plain_weights(model, gram) for model in models])
         if impl == "fused_cpu":
             from rankone.icl.gradients.fused_cpu import weights_after_layers as fused
         else:
             from rankone.icl.gradients.read_gpu import weights_after_layers as fused
-        P, Q = (matrix[None].to(gram) for matrix in model.matrices())
-        stream = torch.zeros(1, dtype=torch.long, device=gram.device)
-        return fused(P, Q, gram[None], stream)[0]
+        matrices = zip(*(model.matrices() for model in models), strict=True)
+        P, Q = (torch.stack(parts).to(gram) for parts in matrices)
+        stream = torch.zeros(len(models), dtype=torch.long, device=gram.device)
+        return fused(P, Q, gram[None], stream)
+
+
+def _plain_weights(
+    model: LinearTransformer, gram: Float[Tensor, "B D D"]
+) -> Float[Tensor, "B L1 d"]:
+    model = deepcopy(model).to(gram)  # the caller's stays where it is
+    parts = [model.implicit_weights(part, every_layer=True) for part in torch.split(gram, 32768)]
+    return torch.cat(parts)
+
+
+def _groups(
+    models: dict[Run, LinearTransformer], batch: int, device: torch.device
+) -> Iterator[list[Run]]:
+    """The runs of equal shapes, as many at a time as fit into memory."""
+    shapes: dict[tuple[int, ...], list[Run]] = {}
+    for run, model in models.items():
+        shapes.setdefault((model.layers, model.heads, model.dim), []).append(run)
+    for (layers, _, dim), runs in shapes.items():
+        size = max(1, AT_ONCE.get(device.type, AT_ONCE["cpu"]) // (batch * (layers + 1) * dim))
+        for first in range(0, len(runs), size):
+            yield runs[first : first + size]
 
 
 @dataclass
@@ -99,36 +121,39 @@ class Problem:
         """The loss that is subtracted from all others."""
         return self.oracle_error.square().sum(1) / 2
 
-    def score(self, errors: Float[Tensor, "B K d"]) -> list[Record]:
-        """The records of K predictors with these errors of their weights."""
-        loss = errors.square().sum(2) / 2
+    def score(self, errors: Float[Tensor, "R B K d"]) -> list[list[Record]]:
+        """For each of R sets the records of K predictors with these errors of their weights."""
+        loss = errors.square().sum(3) / 2
         adjusted = loss - self.oracle_loss[:, None]
         if self.importance is not None:
             loss, adjusted = (self.importance[:, None] * part for part in (loss, adjusted))
-        error = adjusted.std(0) / math.sqrt(len(adjusted))
-        numbers = torch.stack([loss.mean(0), adjusted.mean(0), error], dim=1).tolist()
+        error = adjusted.std(1) / math.sqrt(adjusted.shape[1])
+        numbers = torch.stack([loss.mean(1), adjusted.mean(1), error], dim=2).tolist()
         return [
-            {
-                "noise": self.name,
-                "sigma": None,
-                "loss": _finite(mean),
-                "adjusted_loss": _finite(difference),
-                "standard_error": _finite(spread),
-            }
-            for mean, difference, spread in numbers
+            [
+                {
+                    "noise": self.name,
+                    "sigma": None,
+                    "loss": _finite(mean),
+                    "adjusted_loss": _finite(difference),
+                    "standard_error": _finite(spread),
+                }
+                for mean, difference, spread in row
+            ]
+            for row in numbers
         ]
 
-    def published_error(self, error: Float[Tensor, "B d"]) -> float | None:
-        """Standard error of a published number: 100,000 sequences with one query each.
+    def published_errors(self, error: Float[Tensor, "R B d"]) -> list[float | None]:
+        """Standard errors of published numbers: 100,000 sequences with one query each.
 
         With a, b the errors of the predictor and the oracle and a standard normal query x,
         E[((a·x)² - (b·x)²)²] = 3|a|⁴ + 3|b|⁴ - 2|a|²|b|² - 4(a·b)².
         """
-        a, b = error.square().sum(1), self.oracle_error.square().sum(1)
-        cross = (error * self.oracle_error).sum(1)
-        fourth = (3 * a**2 + 3 * b**2 - 2 * a * b - 4 * cross**2).mean() / 4
-        variance = fourth - ((a - b).mean() / 2) ** 2
-        return _finite(float((variance.clamp_min(0) / PUBLISHED_SEQUENCES).sqrt()))
+        a, b = error.square().sum(2), self.oracle_error.square().sum(1)
+        cross = (error * self.oracle_error).sum(2)
+        fourth = (3 * a**2 + 3 * b**2 - 2 * a * b - 4 * cross**2).mean(1) / 4
+        variance = fourth - ((a - b).mean(1) / 2) ** 2
+        return [_finite(e) for e in (variance.clamp_min(0) / PUBLISHED_SEQUENCES).sqrt().tolist()]
 
 
 def _finite(number: float) -> float | None:
@@ -222,15 +247,20 @@ def adjusted_or_infinity(record: Record) -> float:
     return math.inf if loss is None else float(loss)
 
 
-def score_model(problem: Problem, run: Run, model: LinearTransformer) -> list[Record]:
-    """Records of a model's prediction read after 0, 1, …, L layers."""
-    errors = weights_after_layers(model, problem.gram) - problem.weights[:, None]
-    facts: Record = {"model": run.kind, "layers": run.layers, "seed": run.seed}
-    records = [
-        record | facts | {"read_after": depth} for depth, record in enumerate(problem.score(errors))
-    ]
-    records[-1]["published_standard_error"] = problem.published_error(errors[:, -1])
-    return records
+def score_models(problem: Problem, models: dict[Run, LinearTransformer]) -> list[Record]:
+    """Records of every model's prediction read after 0, 1, …, L layers, model by model."""
+    found: dict[Run, list[Record]] = {}
+    for runs in _groups(models, len(problem.gram), problem.gram.device):
+        errors = weights_after_layers([models[run] for run in runs], problem.gram)
+        errors -= problem.weights[:, None]
+        published = problem.published_errors(errors[:, :, -1])
+        for run, records, error in zip(runs, problem.score(errors), published, strict=True):
+            for depth, record in enumerate(records):
+                facts = {"model": run.kind, "layers": run.layers, "seed": run.seed}
+                record |= facts | {"read_after": depth}
+            records[-1]["published_standard_error"] = error
+            found[run] = records
+    return [record for run in models for record in found[run]]
 
 
 @dataclass(frozen=True)
@@ -260,12 +290,15 @@ def score_baselines(problem: Problem, tuning: Tuning, prior: Noise) -> list[Reco
         "oracle": spectrum.ridge(problem.sigma**2),
     }
     facts: Record = {"layers": None, "seed": None, "read_after": None}
-    errors = [spectrum.rotate(coefficients - problem.truth) for coefficients in found.values()]
-    scored = zip(found, errors, problem.score(torch.stack(errors, dim=1)), strict=True)
+    errors = torch.stack(
+        [spectrum.rotate(coefficients - problem.truth) for coefficients in found.values()]
+    )
+    scored = zip(
+        found, problem.score(errors[:, :, None]), problem.published_errors(errors), strict=True
+    )
     return [
-        record
-        | {"model": name, **facts, "published_standard_error": problem.published_error(error)}
-        for name, error, record in scored
+        record | {"model": name, **facts, "published_standard_error": error}
+        for name, (record,), error in scored
     ]
 
 
@@ -289,7 +322,6 @@ def profile(
         fixed, dim=dim, context=context, sequences=sequences, seed=seed, device=device
     ):
         records = score_baselines(problem, tuning, noise)
-        for run, model in models.items():
-            scored = score_model(problem, run, model)
-            records += scored if every_layer else scored[-1:]
+        scored = score_models(problem, models)
+        records += [r for r in scored if every_layer or r["read_after"] == r["layers"]]
         yield [record | {"noise": name, "sigma": float(problem.name)} for record in records]

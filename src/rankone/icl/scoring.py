@@ -16,7 +16,7 @@ from rankone.icl.evaluation import (
     make_problems,
     profile,
     score_baselines,
-    score_model,
+    score_models,
     tune,
     typical,
 )
@@ -37,6 +37,9 @@ def evaluate(
     """Scores every model and baseline on its own noise, then the profiles that figures need."""
     names = sorted({run.noise for run in models}, key=preset.noises.index)
     noises = {name: noise_from_name(name) for name in names}
+    by_noise = {
+        name: {run: model for run, model in models.items() if run.noise == name} for name in names
+    }
     sizes: dict[str, Any] = {
         "dim": preset.dim,
         "context": preset.context,
@@ -45,7 +48,7 @@ def evaluate(
     }
     drawn: list[list[Record]] = []
     tunings: dict[str, Tuning] = {}
-    with narrator.stage("evaluation", preset.draws * (len(models) + len(names))) as advance:
+    with narrator.stage("evaluation", preset.draws * len(names)) as advance:
         for draw in range(preset.draws):
             drawn.append([])
             seeded = sizes | {"seed": sizes["seed"] + draw, "sequences": preset.sequences}
@@ -53,16 +56,12 @@ def evaluate(
                 if draw == 0:
                     tunings[problem.name] = tune(problem)
                 drawn[-1] += score_baselines(problem, tunings[problem.name], problem.noise)
+                drawn[-1] += score_models(problem, by_noise[problem.name])
                 advance()
-                for run, model in models.items():
-                    if run.noise == problem.name:
-                        drawn[-1] += score_model(problem, run, model)
-                        advance()
     records = typical(drawn)
     with narrator.stage("expectation", len(names)) as advance:
         for name, noise in noises.items():
-            mine = {run: model for run, model in models.items() if run.noise == name}
-            add_expected(records, mine, noise, preset.sequences, sizes)
+            add_expected(records, by_noise[name], name, noise, preset.sequences, sizes)
             advance()
     if target not in ("table1", "fig1", "fig4", "fig5"):
         records += _profiles(models, preset, noises, tunings, records, sizes, narrator)
@@ -72,6 +71,7 @@ def evaluate(
 def add_expected(
     records: list[Record],
     models: dict[Run, LinearTransformer],
+    name: str,
     noise: Noise,
     sequences: int,
     sizes: dict[str, Any],
@@ -83,11 +83,11 @@ def add_expected(
         for record in records
         if record["read_after"] == record["layers"]
     }
-    problem = expected_problem("", noise, sequences=sequences, **sizes)
-    for run, model in models.items():
-        if best[run[:3]] == run.seed:
-            scored = score_model(problem, run, model)[-1]
-            of_run[run.kind, run.layers, run.noise, run.seed] |= {
+    problem = expected_problem(name, noise, sequences=sequences, **sizes)
+    chosen = {run: model for run, model in models.items() if best[run[:3]] == run.seed}
+    for scored in score_models(problem, chosen):
+        if scored["read_after"] == scored["layers"]:
+            of_run[scored["model"], scored["layers"], name, scored["seed"]] |= {
                 "expected_loss": scored["adjusted_loss"],
                 "expected_error": scored["standard_error"],
             }

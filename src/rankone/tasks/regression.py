@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from rankone.tasks.noise import Noise
+from rankone.tasks.noise import Noise, choose
 
 
 class Prompts(NamedTuple):
@@ -130,6 +130,7 @@ class NoisyRegression:
         spikes: tuple[float, ...] = (),
         share: float = 0.0,
         units: tuple[float, Float[Tensor, " S"]] | None = None,
+        impl: str = "reference",
     ) -> tuple[Grams, Float[Tensor, "G B"]]:
         """Prompts with long features among them, and importance weights: leading axes [G, S].
 
@@ -138,6 +139,9 @@ class NoisyRegression:
         weights p / q, with p the density of a prompt and q that of the mixture, make weighted
         means unbiased: a Gram matrix with one large eigenvalue, rare under p, is seen often and
         counts little. Gram matrices are in the given units of features and of labels.
+
+        `impl` is "reference", or "fused_cpu" for many prompts on the CPU (the same numbers up to
+        rounding; features without covariance only).
         """
         _check_batch(batch)
         count = round(share * batch) if spikes else 0
@@ -146,19 +150,50 @@ class NoisyRegression:
                 f"spikes must be at least 1 and leave plain prompts, got {spikes} for {share} "
                 f"of {batch} prompts"
             )
+        fused = impl == "fused_cpu"
+        if fused and self._factor is not None:
+            raise ValueError("impl='fused_cpu' draws features without covariance only")
+        if impl not in ("reference", "fused_cpu"):
+            raise ValueError(f"impl must be 'reference' or 'fused_cpu', got {impl!r}")
         drawn = [self._draw(batch, count, g, dtype) for g in generators]
         weights, u, factor, directions = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+        sigma = torch.stack([noise.quantile(u) for noise in noises], dim=1)
+        directions = directions / directions.norm(dim=2, keepdim=True)
+        in_turn = torch.arange(count, device=u.device) % max(1, len(spikes))
+        spike = choose(spikes or (1.0,), in_turn, u.dtype)
+        scale = units or (1.0, u.new_ones(len(noises)))
+        if fused:
+            from rankone.tasks.fused_grams import assemble
+        else:
+            assemble = self._assemble
+        gram, half = assemble(factor, weights, sigma, directions, spike.sqrt() - 1, scale)
+        importance = _importance(half, directions, spike, self.context)
+        shared = weights[:, None].expand(*sigma.shape, self.dim).contiguous()
+        return Grams(gram, shared, sigma), importance
+
+    def _assemble(
+        self,
+        factor: Float[Tensor, "G B D m"],
+        weights: Float[Tensor, "G B d"],
+        sigma: Float[Tensor, "G S B"],
+        directions: Float[Tensor, "G M d"],
+        stretch: Float[Tensor, " M"],
+        units: tuple[float, Float[Tensor, " S"]],
+    ) -> tuple[Float[Tensor, "G S B D D"], Float[Tensor, "G B half"]]:
+        """What `rankone.tasks.fused_grams.assemble` computes, and covariance too."""
         features, unit_noise = factor[..., :-1, :], factor[..., -1, :]
-        features, importance = _spike(features, directions, self.context, spikes)
+        count = len(stretch)
+        if count:
+            along = directions[:, :, None] @ features[:, :count]
+            longer = features[:, :count] + stretch[:, None, None] * directions[..., None] * along
+            features = torch.cat([longer, features[:, count:]], dim=1)
+        i, j = torch.tril_indices(self.dim, self.dim, device=factor.device)
+        half = (features @ features.mT)[..., i, j] if count else features[..., 0, :0]
         if self._factor is not None:
             features = self._factor.to(features) @ features
         clean = (weights[..., None, :] @ features).squeeze(-2)
-        sigma = torch.stack([noise.quantile(u) for noise in noises], dim=1)
         labels = clean[:, None] + sigma[..., None] * unit_noise[:, None]
-        if units is not None:
-            features, labels = features / units[0], labels / units[1][:, None, None]
-        shared = weights[:, None].expand(*sigma.shape, self.dim).contiguous()
-        return Grams(_gram(features, labels), shared, sigma), importance
+        return _gram(features / units[0], labels / units[1][:, None, None]), half
 
     def _draw(
         self, batch: int, spiked: int, generator: Generator, dtype: torch.dtype
@@ -210,36 +245,32 @@ def _gram(
     return gram
 
 
-def _spike(
-    features: Float[Tensor, "G B d m"],
+def _importance(
+    half: Float[Tensor, "G B half"],
     directions: Float[Tensor, "G M d"],
+    spike: Float[Tensor, " M"],
     numbers: int,
-    spikes: tuple[float, ...],
-) -> tuple[Float[Tensor, "G B d m"], Float[Tensor, "G B"]]:
-    """Gives the first M prompts the variance k along their direction u; the weights p / q.
+) -> Float[Tensor, "G B"]:
+    """The weights p / q of prompts of which the first M have variance k along a direction u.
 
     `numbers` examples with covariance 1 + (k - 1) u uᵀ have the density k^(-numbers / 2)
-    exp((1 - 1/k) uᵀ S u / 2) times p, with S the Gram matrix of the features. q is the mixture
-    over all prompts of the stream (the balance heuristic of Veach and Guibas 1995), so that a
-    plain prompt that happens to be long is weighted like a spiked one.
+    exp((1 - 1/k) uᵀ S u / 2) times p, with S the Gram matrix of the features, of which `half`
+    holds the lower triangle. q is the mixture over all prompts of the stream (the balance
+    heuristic of Veach and Guibas 1995), so that a plain prompt that happens to be long is weighted
+    like a spiked one.
     """
-    streams, batch, dim, _ = features.shape
-    spiked = directions.shape[1]
+    streams, batch = half.shape[:2]
+    spiked, dim = directions.shape[1:]
     if spiked == 0:
-        return features, features.new_ones(streams, batch)
-    k = features.new_tensor(spikes)[torch.arange(spiked, device=features.device) % len(spikes)]
-    u = directions / directions.norm(dim=2, keepdim=True)
-    along = u[:, :, None] @ features[:, :spiked]
-    stretched = features[:, :spiked] + (k.sqrt() - 1)[:, None, None] * u[..., None] * along
-    features = torch.cat([stretched, features[:, spiked:]], dim=1)
+        return half.new_ones(streams, batch)
     # uᵀ S u for all prompts and directions is one product of half matrices, laid out as rows.
-    i, j = torch.tril_indices(dim, dim, device=features.device)
-    gram = (features @ features.mT)[..., i, j]
-    twice = torch.where(i == j, 1, 2) * ((1 - 1 / k) / 2)[:, None]
-    outer = twice * u[..., i] * u[..., j]
-    log_ratio = torch.baddbmm(-numbers / 2 * k.log().expand(streams, 1, spiked), gram, outer.mT)
+    i, j = torch.tril_indices(dim, dim, device=half.device)
+    twice = torch.where(i == j, 1, 2) * ((1 - 1 / spike) / 2)[:, None]
+    outer = twice * directions[..., i] * directions[..., j]
+    constant = -numbers / 2 * spike.log().expand(streams, 1, spiked)
+    log_ratio = torch.baddbmm(constant, half, outer.mT)
     mixture = log_ratio.exp_().sum(2) + (batch - spiked)  # infinite: a weight of 0, which is right
-    return features, batch / mixture
+    return batch / mixture
 
 
 def _check_batch(batch: int) -> None:

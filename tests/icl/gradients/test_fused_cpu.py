@@ -146,5 +146,5 @@ def test_weights_after_layers_are_the_models_own(kind, layers, heads):
     with torch.no_grad():
         expected = model.implicit_weights(gram[0], every_layer=True)
     torch.testing.assert_close(
-        weights_after_layers(model, gram[0]), expected, rtol=1e-10, atol=1e-12
+        weights_after_layers([model], gram[0])[0], expected, rtol=1e-10, atol=1e-12
     )

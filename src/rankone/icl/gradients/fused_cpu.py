@@ -30,8 +30,8 @@ from jaxtyping import Float, Int
 from numba import prange
 from torch import Tensor
 
-from rankone.icl.gradients.lanes import lane_count, lane_dot
 from rankone.icl.gradients.reference import EXPLODED
+from rankone.lanes import lane_count, lane_dot
 
 CHUNK_BLOCKS = 8
 """Blocks of lanes a task works through: enough to amortise its scratch memory."""

@@ -26,8 +26,9 @@ products and 54 MB: bound by instructions, not by memory.
 
 **Precision.** Tensor cores have no float32. ``bf16x6`` writes x = x₀ + x₁ + x₂ exactly, with three
 bfloat16 parts, each rounded to nearest, and adds the six products that matter: float32 accuracy
-(parts cut off towards zero are up to twice as large and all of one sign: ten times the error). ``bf16x3`` keeps two
-rounded parts and three products (about 2⁻¹⁶). ``tf32x3``, ``tf32`` (about 2⁻¹¹) and ``ieee``
+(parts cut off towards zero are up to twice as large and all of one sign: ten times the error).
+``bf16x3`` keeps two rounded parts and three products (about 2⁻¹⁶). ``tf32x3``, ``tf32`` (about
+2⁻¹¹) and ``ieee``
 (float32 without tensor cores) are Triton's own. The layout of a bfloat16 accumulator is at once
 that of a left operand and of a transposed right operand, so the products are arranged as A Bᵀ
 wherever symmetry allows: those need no exchange between threads. P and Q are never transposed,

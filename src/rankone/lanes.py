@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 Start = Literal["zero", "out", "eye", "twice_symmetric"]
 
 
+@cache
 def lane_count() -> int:
     """Lanes that suit this processor: 16 floats with AVX-512, else 8."""
     return 16 if binding.get_host_cpu_features().get("avx512f") else 8

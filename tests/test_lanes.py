@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pytest
 
-from rankone.icl.gradients.lanes import lane_count, lane_dot
+from rankone.lanes import lane_count, lane_dot
 
 LANES = 4
 SHAPE = (3, 2, 4)  # rows, inner, columns
