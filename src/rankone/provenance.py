@@ -35,13 +35,19 @@ def collect(device: str = "cpu") -> dict[str, Any]:
         ['command', 'commit', 'date', 'device', 'threads', 'versions']
     """
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([_program(), *sys.argv[1:]]),
         "device": _device_name(device),
         "versions": _versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(Path(__file__).parent),
         "threads": _threads(),
     }
+
+
+def _program() -> str:
+    """The name of the command; `python -m rankone.cli` is the command too."""
+    path = Path(sys.argv[0])
+    return "rankone" if path == Path(__file__).with_name("cli.py") else path.name
 
 
 def cpu_name() -> str:

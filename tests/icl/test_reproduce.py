@@ -9,9 +9,11 @@ import torch
 
 from rankone import cli
 from rankone.icl import reproduce as module
+from rankone.icl.folder import prepare_folder
+from rankone.icl.model import LinearTransformer
 from rankone.icl.presets import FIGURES, PRESETS
 from rankone.icl.progress import Narrator
-from rankone.icl.reproduce import prepare_folder, reproduce, runs_for
+from rankone.icl.reproduce import reproduce, runs_for
 from rankone.icl.scoring import best_seeds
 from rankone.icl.training import Recipe
 
@@ -139,9 +141,70 @@ def test_an_interrupted_target_goes_on_after_another_trained_some_of_its_runs(
             train("table1")
     assert list((out / "checkpoints").rglob("*.safetensors"))
     train("fig4")
-    models, facts = train("table1")
+    models, diary = train("table1")
     assert set(models) == set(runs_for("table1", preset, 0))
-    assert set(facts["restarts"]) == {run.name for run in models}
+    assert set(diary.restarts) == {run.name for run in models}
+    assert not (out / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("target", ["fig1", "fig4", "fig7"])
+def test_a_second_target_takes_nothing_away(target, results, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(results, out)
+    reproduce(target=target, preset="smoke", out=out, quiet=True, device="cpu", resume=True)
+    assert records_of(out) == records_of(results)
+    before, after = (json.loads((d / "evaluation.json").read_text()) for d in (results, out))
+    assert after == before
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png") == len(FIGURES)
+
+
+def test_seeds_have_no_model_in_common():
+    first, second = ({*runs_for("all", PRESETS["paper"], seed)} for seed in (0, 1))
+    assert len(first) == len(second)
+    assert not first & second
+
+
+RUN = "full-2-sigma_5-seed0"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("training.json", "[]"),
+        ("training.json", "{}"),
+        ("training.json", '{"restarts": [], "messages": [], "training_seconds": 1}'),
+        ("training.json", '{"restarts": {}, "messages": null, "training_seconds": 1}'),
+        (
+            "training.json",
+            f'{{"restarts": {{"{RUN}": "x"}}, "messages": [], "training_seconds": 1}}',
+        ),
+        ("evaluation.json", "[]"),
+        ("evaluation.json", '{"records": [{"model": "full"}], "tuned": {}}'),
+        ("evaluation.json", '{"records": []}'),
+    ],
+)
+def test_a_damaged_file_of_results_is_named_and_nothing_is_changed(name, text, results, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(results, out)
+    (out / name).write_text(text)
+    before = snapshot(out)
+    with pytest.raises(ValueError, match=f"{name} is not rankone's .*delete it"):
+        reproduce(target="table1", preset="smoke", out=out, quiet=True, device="cpu", resume=True)
+    assert snapshot(out) == before
+
+
+@pytest.mark.parametrize(
+    "other", [{"kind": "diag", "layers": 2}, {"kind": "full", "layers": 1, "dim": 3}], ids=str
+)
+def test_another_model_under_a_runs_name_is_refused(other, results, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(results, out)
+    LinearTransformer(**other).save(out / "models" / f"{RUN}.safetensors")
+    before = snapshot(out)
+    with pytest.raises(ValueError, match=f"{RUN}.safetensors holds a {other['kind']} model"):
+        reproduce(target="table1", preset="smoke", out=out, quiet=True, device="cpu", resume=True)
+    assert snapshot(out) == before
 
 
 def test_a_truncated_model_is_named_and_nothing_is_changed(results, tmp_path):
@@ -184,7 +247,7 @@ def test_a_damaged_configuration_is_refused(tmp_path, text, message):
     [
         ({"target": "fig8"}, "target must be one of table1, .*, all, got 'fig8'"),
         ({"preset": "huge"}, "preset must be one of smoke, laptop, paper, got 'huge'"),
-        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"seed": -1}, "seed must be from 0 to 100000, got -1"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
     ],
 )

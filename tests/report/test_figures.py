@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from rankone.report.curves import Curves
+from rankone.report.curves import EXPLODED, Curves
 from rankone.report.figures import FIGURES, draw, fig1, fig2, fig4, fig5, fig7, render, save
 from rankone.report.records import NothingToShowError, parse_noise
 
@@ -72,21 +72,29 @@ def test_lines_show_the_best_seed(preset):
     assert profile.y.tolist() == own
 
 
-def test_error_bars_are_the_spread_over_seeds(preset):
+def test_error_bars_reach_from_the_best_seed_to_the_worst(preset):
     records, _ = preset("laptop")
     curve = Curves(records).by_layer("full", 3, parse_noise("sigma_5"))
     assert curve is not None
     assert curve.x.tolist() == [0, 1, 2, 3]
-    values = [*Curves(records).averages("full", 3, parse_noise("sigma_5"), 2).values()]
-    assert curve.spread[2] == pytest.approx(np.std(values))
+    values = sorted(Curves(records).averages("full", 3, parse_noise("sigma_5"), 2).values())
+    middle = values[(len(values) - 1) // 2]
+    assert (curve.low[2], curve.y[2], curve.high[2]) == (values[0], middle, values[-1])
 
 
-def test_a_member_without_a_finite_loss_is_left_out(preset):
+def test_a_member_without_a_finite_loss_is_drawn_outside_and_not_left_out(preset):
     records, table = preset("laptop")
     broken = [{**r, "adjusted_loss": None, "loss": None} if r["seed"] == 1 else r for r in records]
     for name in FIGURES:
         draw(name, broken, table=table, matrices=MATRICES).draw_without_rendering()
-    assert Curves(broken).best_seed("diag", 2, parse_noise("sigma_5")) == 0
+    curves, noise = Curves(broken), parse_noise("sigma_5")
+    assert curves.best_seed("diag", 2, noise) == 0
+    line = curves.by_layer("diag", 2, noise)
+    assert line is not None
+    assert set(line.high) == {EXPLODED}
+    assert max(line.low) < 100
+    figure = draw("fig5", broken, table=table, matrices=MATRICES)
+    assert figure.axes[0].get_ylim()[1] < 1000
 
 
 def test_single_noise_figures_take_the_nearest_to_u_0_5(preset):
@@ -110,12 +118,12 @@ def test_an_unknown_figure_lists_the_known_ones():
 
 def test_saving_twice_gives_the_same_bytes(preset, tmp_path):
     records, table = preset("smoke")
-    first = save(fig1(records, table), tmp_path / "a", "fig1")
-    again = save(fig1(records, table), tmp_path / "b", "fig1")
-    assert [path.name for path in first] == ["fig1.png", "fig1.pdf"]
-    for one, other in zip(first, again, strict=True):
-        assert one.read_bytes() == other.read_bytes()
-        assert b"CreationDate" not in one.read_bytes()
+    pictures = [save(fig1(records, table), tmp_path / name, "fig1") for name in "ab"]
+    for kind in ("png", "pdf"):
+        one, other = ((tmp_path / name / f"fig1.{kind}").read_bytes() for name in "ab")
+        assert one == other
+        assert b"CreationDate" not in one
+        assert kind == "pdf" or one == pictures[0] == pictures[1]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["fig1.pdf", "fig1.png"]
 
 

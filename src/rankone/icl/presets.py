@@ -32,7 +32,9 @@ class Preset:
     draws: int
     """Draws of the evaluation; the median one is reported."""
     profile_sequences: int
-    """Prompts at each noise level of a profile."""
+    """Prompts at each noise level of one draw of a profile."""
+    profile_draws: int
+    """Draws of a profile; the median one is shown."""
     profile_points: int
     """Noise levels of a profile."""
     dim: int = 10
@@ -50,6 +52,7 @@ PRESETS = {
         sequences=4096,
         draws=1,
         profile_sequences=512,
+        profile_draws=1,
         profile_points=7,
     ),
     "laptop": Preset(
@@ -68,6 +71,7 @@ PRESETS = {
         sequences=100_000,
         draws=5,
         profile_sequences=4096,
+        profile_draws=3,
         profile_points=25,
     ),
     "paper": Preset(
@@ -80,6 +84,7 @@ PRESETS = {
         sequences=100_000,
         draws=31,
         profile_sequences=8192,
+        profile_draws=5,
         profile_points=41,
     ),
 }

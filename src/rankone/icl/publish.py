@@ -10,7 +10,7 @@ from rankone.icl.ensemble import Run
 from rankone.icl.model import LinearTransformer
 from rankone.icl.presets import FIGURES
 from rankone.icl.progress import Narrator
-from rankone.report.figures import draw, render, save
+from rankone.report.figures import draw, save
 from rankone.report.html import report_html
 from rankone.report.records import NothingToShowError, TableRecord
 from rankone.report.records import Record as ReportRecord
@@ -52,11 +52,15 @@ def publish(
                     matrices=matrices,
                     matrices_title=title,
                 )
-                save(figure, out / "figures", name)
-                pictures[name] = render(figure)
+                pictures[name] = save(figure, out / "figures", name)
             except NothingToShowError as nothing:
                 notes.append(f"{name} is not drawn: {nothing}")
             advance()
+    for name in FIGURES:  # of earlier targets
+        file = out / "figures" / f"{name}.png"
+        if name not in names and file.exists():
+            pictures[name] = file.read_bytes()
+    pictures = {name: pictures[name] for name in FIGURES if name in pictures}
     page = out / "report.html"
     title = f"Linear transformers in context: {target}, {config['preset']['name']} preset"
     write_text(page, report_html(title, cells, pictures, {**config, **_brief(stamp)}, notes))

@@ -20,10 +20,14 @@ from rankone.icl.evaluation import (
     tune,
     typical,
 )
+from rankone.icl.folder import Evaluation
 from rankone.icl.model import LinearTransformer
 from rankone.icl.presets import Preset
 from rankone.icl.progress import Narrator
 from rankone.tasks.noise import Noise, noise_from_name
+
+EXPECTATION, PROFILES = 10**5, 2 * 10**5
+"""Distances of the seeds of these prompts from those of the draws."""
 
 
 def evaluate(
@@ -33,7 +37,7 @@ def evaluate(
     device: torch.device,
     narrator: Narrator,
     target: str,
-) -> tuple[list[Record], dict[str, Any]]:
+) -> Evaluation:
     """Scores every model and baseline on its own noise, then the profiles that figures need."""
     names = sorted({run.noise for run in models}, key=preset.noises.index)
     noises = {name: noise_from_name(name) for name in names}
@@ -44,7 +48,7 @@ def evaluate(
         "dim": preset.dim,
         "context": preset.context,
         "device": device,
-        "seed": 10**6 + seed,
+        "seed": 10**6 * (1 + seed),
     }
     drawn: list[list[Record]] = []
     tunings: dict[str, Tuning] = {}
@@ -65,7 +69,7 @@ def evaluate(
             advance()
     if target not in ("table1", "fig1", "fig4", "fig5"):
         records += _profiles(models, preset, noises, tunings, records, sizes, narrator)
-    return records, {name: asdict(tuning) for name, tuning in tunings.items()}
+    return Evaluation(records, {name: asdict(tuning) for name, tuning in tunings.items()})
 
 
 def add_expected(
@@ -83,7 +87,8 @@ def add_expected(
         for record in records
         if record["read_after"] == record["layers"]
     }
-    problem = expected_problem(name, noise, sequences=sequences, **sizes)
+    spiked = sizes | {"seed": sizes["seed"] + EXPECTATION, "sequences": sequences}
+    problem = expected_problem(name, noise, **spiked)
     chosen = {run: model for run, model in models.items() if best[run[:3]] == run.seed}
     for scored in score_models(problem, chosen):
         if scored["read_after"] == scored["layers"]:
@@ -118,19 +123,27 @@ def _profiles(
                 and (everything or (run.layers in deep and best[run[:3]] == run.seed))
             }
             points = [top * k / (preset.profile_points - 1) for k in range(preset.profile_points)]
-            for part in profile(
-                name,
-                noise,
-                points,
-                chosen,
-                tunings[name],
-                every_layer=everything,
-                sequences=preset.profile_sequences,
-                **sizes,
-            ):
-                found += part
+            draws = [
+                profile(
+                    name,
+                    noise,
+                    points,
+                    chosen,
+                    tunings[name],
+                    every_layer=everything,
+                    sequences=preset.profile_sequences,
+                    **sizes | {"seed": sizes["seed"] + PROFILES + draw},
+                )
+                for draw in range(preset.profile_draws)
+            ]
+            for drawn in zip(*draws, strict=True):
+                found += [_without_draws(record) for record in typical(list(drawn))]
                 advance()
     return found
+
+
+def _without_draws(record: Record) -> Record:
+    return {key: value for key, value in record.items() if key not in ("draws", "relative_error")}
 
 
 def best_seeds(records: list[Record]) -> dict[tuple[str, int, str], int]:

@@ -17,12 +17,33 @@ Field = Literal["loss", "adjusted_loss"]
 _Key = tuple[str, int | None, str, int | None]
 
 
+EXPLODED = 1e9
+"""Where a loss that is not a number is drawn: far outside every axis, but not left out."""
+
+
 class Curve(NamedTuple):
-    """Points of a line, sorted by `x`; `spread` is the standard deviation over seeds."""
+    """Points of a line, sorted by `x`: the median over seeds, the smallest and the largest."""
 
     x: Array
     y: Array
-    spread: Array
+    low: Array
+    high: Array
+
+    @classmethod
+    def of(cls, points: dict[float, list[float]]) -> Curve | None:
+        """The values of all seeds at each x; of an even number the lower median."""
+        if not points:
+            return None
+        rows = []
+        for x, values in sorted(points.items()):
+            ordered = sorted(value if value < EXPLODED else EXPLODED for value in values)
+            rows.append((x, ordered[(len(ordered) - 1) // 2], ordered[0], ordered[-1]))
+        return cls(*np.array(rows, dtype=np.float64).T)
+
+    def until(self, end: float) -> Curve:
+        """The part with x up to `end`."""
+        inside = self.x <= end + 1e-9
+        return Curve(*(part[inside] for part in self))
 
 
 class Curves:
@@ -82,22 +103,20 @@ class Curves:
         best = seeds.get(self.best_seed(model, layers, noise), {})
         return _across_seeds([best], field)
 
-    def mean_profile(
+    def seeds_profile(
         self, model: str, layers: int | None, noise: Noise, read_after: int | None
     ) -> Curve | None:
-        """Adjusted loss against the standard deviation: mean and spread over all seeds."""
+        """Adjusted loss against the standard deviation, over all seeds."""
         seeds = self._find(model, layers, noise, read_after)
         return _across_seeds(list(seeds.values()), "adjusted_loss")
 
     def by_layer(self, model: str, layers: int, noise: Noise) -> Curve | None:
         """Averaged adjusted loss of the prediction read after 0, 1, … layers, over all seeds."""
-        points = []
-        for read_after in range(layers + 1):
-            values = [*self.averages(model, layers, noise, read_after).values()]
-            finite = [value for value in values if math.isfinite(value)]
-            if finite:
-                points.append((read_after, np.mean(finite), np.std(finite)))
-        return Curve(*np.array(points, dtype=np.float64).T) if points else None
+        found = {
+            float(read_after): [*self.averages(model, layers, noise, read_after).values()]
+            for read_after in range(layers + 1)
+        }
+        return Curve.of({read_after: values for read_after, values in found.items() if values})
 
     def uniform(self) -> list[Noise]:
         """The uniform distributions among the records."""
@@ -125,10 +144,9 @@ class Curves:
 
 
 def _across_seeds(seeds: list[dict[float | None, Record]], field: Field) -> Curve | None:
-    points = []
-    for sigma in sorted({sigma for rows in seeds for sigma in rows if sigma is not None}):
-        values = [number(rows[sigma][field]) for rows in seeds if sigma in rows]
-        finite = [value for value in values if math.isfinite(value)]
-        if finite:
-            points.append((sigma, np.mean(finite), np.std(finite)))
-    return Curve(*np.array(points, dtype=np.float64).T) if points else None
+    points: dict[float, list[float]] = defaultdict(list)
+    for rows in seeds:
+        for sigma, row in rows.items():
+            if sigma is not None:
+                points[sigma].append(number(row[field]))
+    return Curve.of(points)

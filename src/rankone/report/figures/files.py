@@ -28,9 +28,9 @@ def render(figure: Figure, kind: Literal["png", "pdf"] = "png") -> bytes:
     return buffer.getvalue()
 
 
-def save(figure: Figure, out_dir: str | os.PathLike[str], name: str) -> tuple[Path, Path]:
-    """Writes `name`.png and `name`.pdf into `out_dir`, each whole or not at all."""
-    png, pdf = Path(out_dir) / f"{name}.png", Path(out_dir) / f"{name}.pdf"
-    write_bytes(png, render(figure, "png"))
-    write_bytes(pdf, render(figure, "pdf"))
-    return png, pdf
+def save(figure: Figure, out_dir: str | os.PathLike[str], name: str) -> bytes:
+    """Writes `name`.png and `name`.pdf into `out_dir`, each whole or not at all; the PNG."""
+    png = render(figure, "png")
+    write_bytes(Path(out_dir) / f"{name}.png", png)
+    write_bytes(Path(out_dir) / f"{name}.pdf", render(figure, "pdf"))
+    return png

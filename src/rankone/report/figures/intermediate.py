@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rankone.report.curves import Curve, Curves
+from rankone.report.curves import EXPLODED, Curve, Curves
 from rankone.report.figures.style import (
     legend_below,
     line_style,
@@ -52,7 +52,8 @@ def fig5(records: Iterable[Record]) -> Figure:
         axes.set_title(LABELS[model])
         axes.set_yscale("log")
     panels[0][0].set_ylabel("adjusted loss")
-    _share_limits(panels[0])
+    lines = [line for model in models for line in _lines(curves, model, noise).values()]
+    _share_limits(panels[0], lines)
     handles = [
         Line2D([], [], color=colors[depth], marker="o", markersize=3, label=layers_label(depth))
         for depth in depths
@@ -65,7 +66,7 @@ def fig5(records: Iterable[Record]) -> Figure:
 def fig7(records: Iterable[Record]) -> Figure:
     """Figure 7: profiles of the prediction read after each layer; rows are kinds, columns depths.
 
-    Lines are means over seeds, bands one standard deviation.
+    Lines are medians over seeds, bands reach from the best seed to the worst.
     """
     curves = Curves(records)
     noise = curves.reference_noise()
@@ -104,12 +105,10 @@ def _lines(curves: Curves, model: str, noise: Noise) -> dict[int, Curve]:
 
 
 def _draw_decrease(axes: Axes, line: Curve, color: tuple[float, ...]) -> None:
-    # On a logarithmic axis the lower bar must end above zero.
-    below = np.minimum(line.spread, 0.9 * np.abs(line.y))
     axes.errorbar(
         line.x,
         line.y,
-        yerr=np.stack([below, line.spread]),
+        yerr=np.stack([line.y - line.low, line.high - line.y]),
         color=color,
         marker="o",
         markersize=3,
@@ -119,10 +118,12 @@ def _draw_decrease(axes: Axes, line: Curve, color: tuple[float, ...]) -> None:
     )
 
 
-def _share_limits(row: list[Axes]) -> None:
-    limits = np.array([axes.get_ylim() for axes in row])
+def _share_limits(row: list[Axes], lines: list[Curve]) -> None:
+    """One logarithmic axis on which all medians are seen; a bar may leave it."""
+    low = min(float(line.low[line.low > 0].min()) for line in lines if (line.low > 0).any())
+    high = max(float(line.y[line.y < EXPLODED].max()) for line in lines)
     for index, axes in enumerate(row):
-        axes.set_ylim(limits[:, 0].min(), limits[:, 1].max())
+        axes.set_ylim(low / 1.4, 1.4 * high)
         log_axis(axes)
         if index:
             axes.tick_params(labelleft=False)
@@ -135,7 +136,7 @@ def _profiled(curves: Curves, noise: Noise) -> tuple[list[str], list[int]]:
         for model in MODELS
         for depth in curves.depths(noise, (model,))
         if depth > 1
-        and any(curves.mean_profile(model, depth, noise, read) for read in range(1, depth))
+        and any(curves.seeds_profile(model, depth, noise, read) for read in range(1, depth))
     }
     models = [model for model in MODELS if any(model == kind for kind, _ in found)]
     return models, sorted({depth for _, depth in found})
@@ -151,13 +152,11 @@ def _draw_layers(
 ) -> None:
     end = 0.0
     for read_after in range(depth + 1):
-        line = curves.mean_profile(model, depth, noise, read_after)
+        line = curves.seeds_profile(model, depth, noise, read_after)
         if line is None:
             continue
         color = colors[read_after]
-        axes.fill_between(
-            line.x, line.y - line.spread, line.y + line.spread, color=color, alpha=0.25, linewidth=0
-        )
+        axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.25, linewidth=0)
         axes.plot(line.x, line.y, color=color, linewidth=1.9 if read_after == depth else 1.2)
         end = max(end, float(line.x.max()))
     shade(axes, noise)

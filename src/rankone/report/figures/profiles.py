@@ -127,9 +127,8 @@ def draw_curves(
         curve = curves.profile(model, depth if model in MODELS else None, noise, field)
         if curve is None:
             continue
-        inside = curve.x <= end + 1e-9
-        found[model] = Curve(curve.x[inside], curve.y[inside], curve.spread[inside])
-        axes.plot(curve.x[inside], curve.y[inside], **line_style(model))
+        found[model] = curve.until(end)
+        axes.plot(found[model].x, found[model].y, **line_style(model))
     shade(axes, noise)
     axes.set_xlim(0, end)
     axes.set_xticks(np.arange(0, end + 0.5, 1 if end <= 4 else 2))
@@ -178,10 +177,10 @@ def _limit(found: Sequence[dict[str, Curve]], noise: Noise) -> float:
 
 
 def _reach(curves: dict[str, Curve], noise: Noise, models: Sequence[str]) -> float:
-    """The largest value of these models inside the training range."""
+    """What these models hardly exceed inside the training range, wherever a single one explodes."""
     values = [_inside(curves[model], noise) for model in models if model in curves]
     values = values or [_inside(curve, noise) for curve in curves.values()]
-    return max((float(inside.max()) for inside in values if inside.size), default=0.0)
+    return max((float(np.quantile(v, 0.95)) for v in values if v.size), default=0.0)
 
 
 def _inside(curve: Curve, noise: Noise) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
