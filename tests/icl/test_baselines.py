@@ -94,18 +94,40 @@ def test_adaptive_ridge_needs_more_examples_than_features(context):
 
 def test_bad_parameters_are_refused(unchecked):
     gram = prompts_and_grams(Uniform(0, 2))[3]
-    with pytest.raises(ValueError, match="variance must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="variance must be a number >= 0, got -1"):
         constant_ridge(gram, -1.0)
-    with pytest.raises(ValueError, match="variance must be >= 0, got nan"):
+    with pytest.raises(ValueError, match="variance must be a number >= 0, got nan"):
         constant_ridge(gram, math.nan)
-    with pytest.raises(ValueError, match="threshold must be >= 0"):
+    with pytest.raises(ValueError, match="threshold must be a number >= 0"):
         tuned_ridge(gram, 9, -1.0, 1.0)
-    with pytest.raises(ValueError, match="factor must be >= 0"):
+    with pytest.raises(ValueError, match="factor must be a number >= 0"):
         tuned_ridge(gram, 9, 1.0, -1.0)
     with pytest.raises(ValueError, match="context must be at least 1, got 0"):
         bayes_ridge(gram, 0, Uniform(0, 1))
     with pytest.raises(ValueError, match=r"gram must have shape \[B, d\+1, d\+1\]"):
         ols(torch.zeros(2, 3, 4))
+    with pytest.raises(ValueError, match="gram must be finite"):
+        ols(gram * math.nan)
+    with pytest.raises(ValueError, match="variance must be a number >= 0"):
+        constant_ridge(gram, torch.ones(len(gram)))
+    with pytest.raises(ValueError, match=r"Uniform, Categorical or Fixed, got 5\.0"):
+        bayes_ridge(gram, 9, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "message"),
+    [
+        (torch.ones(1), r"sigma must have shape \[B\] = \(6,\), got \(1,\)"),
+        (torch.ones(6, 1), r"got \(6, 1\)"),
+        (1.0, "got 1.0"),
+        (-torch.ones(6), "must be >= 0"),
+        (torch.full((6,), math.nan), "must be >= 0"),
+    ],
+)
+def test_an_oracle_of_other_noise_than_the_prompts_is_refused(sigma, message, unchecked):
+    gram = prompts_and_grams(Uniform(0, 2))[3]
+    with pytest.raises(ValueError, match=message):
+        oracle_ridge(gram, sigma)
 
 
 @pytest.mark.parametrize("context", [3, 9], ids=["n<d", "n>d"])

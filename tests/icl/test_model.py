@@ -151,6 +151,22 @@ def test_what_was_saved_is_loaded(kind, tmp_path):
     assert torch.equal(again.q, model.q)
 
 
+def test_inputs_of_another_dtype_are_refused():
+    model = LinearTransformer(kind="full", layers=1, dim=2)
+    for name, call, shape in (
+        ("tokens", model, (1, 4, 3)),
+        ("gram", model.implicit_weights, (1, 3, 3)),
+    ):
+        with pytest.raises(ValueError, match=rf"{name} must be of .*float32, got torch.float64"):
+            call(torch.zeros(shape, dtype=torch.float64))
+
+
+def test_matrices_of_two_dtypes_are_refused():
+    P = torch.zeros(1, 1, 3, 3)
+    with pytest.raises(ValueError, match=r"of one dtype, got torch.float32 .* torch.float64"):
+        LinearTransformer.from_matrices(P, P.double())
+
+
 def test_a_damaged_file_is_refused(tmp_path):
     file = tmp_path / "m.safetensors"
     random_model("full", 2, 3, 1).save(file)

@@ -200,13 +200,38 @@ def test_a_state_is_saved_and_loaded_whole(tmp_path):
     ensemble = make(DIAG, FULL)
     state = train(ensemble, RECIPE, until=12)
     state.save(tmp_path / "s", "mine")
-    again = State.load(tmp_path / "s", "mine", ensemble.device)
+    again = State.load(tmp_path / "s", "mine", tuple(state.table.shape), ensemble.device)
     assert (again.step, again.history) == (12, state.history)
     for name, value in vars(state).items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, getattr(again, name)), name
     with pytest.raises(ValueError, match="another configuration"):
-        State.load(tmp_path / "s", "other", ensemble.device)
+        State.load(tmp_path / "s", "other", (1, 1), ensemble.device)
+
+
+def test_a_state_of_another_table_is_refused(tmp_path):
+    ensemble = make(DIAG, FULL)
+    state = State.fresh(ensemble, RECIPE)
+    state.save(tmp_path / "s", "mine")
+    rows, width = state.table.shape
+    with pytest.raises(ValueError, match=rf"must have shape \({rows}, {width + 1}\)"):
+        State.load(tmp_path / "s", "mine", (rows, width + 1), ensemble.device)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"heats": 0}, "heats must be at least 1, got 0"),
+        ({"learning_rate": math.nan}, "learning_rate must be positive, got nan"),
+        ({"limit": 0.0}, "limit must be positive, got 0.0"),
+        ({"schedule": "linear"}, "one of cosine, constant, got 'linear'"),
+        ({"full_rates": ()}, "full_rates must hold at least one factor"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**change)
 
 
 def test_a_file_that_is_no_state_is_refused(tmp_path):
@@ -215,4 +240,4 @@ def test_a_file_that_is_no_state_is_refused(tmp_path):
     facts = {"signature": "mine", "step": "1", "history": "[]"}
     write_tensors(tmp_path / "s", {"table": torch.zeros(1, 1)}, facts)
     with pytest.raises(ValueError, match="not a training checkpoint"):
-        State.load(tmp_path / "s", "mine", torch.device("cpu"))
+        State.load(tmp_path / "s", "mine", (1, 1), torch.device("cpu"))

@@ -76,3 +76,24 @@ def test_an_interval_upside_down_is_refused():
 def test_a_choice_among_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one standard deviation"):
         Categorical(())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Fixed("1"), "got '1'"),
+        (lambda: Categorical(3), r"as \(1, 3\), got 3"),
+        (lambda: Categorical(("a",)), "got 'a'"),
+        (lambda: Uniform(0, None), "got None"),
+    ],
+)
+def test_what_is_no_number_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_list_of_values_is_as_good_as_a_tuple():
+    assert Categorical([1, 3]) == Categorical((1, 3))
+    assert hash(Categorical([1, 3])) == hash(Categorical((1, 3)))

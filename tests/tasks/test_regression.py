@@ -164,9 +164,9 @@ def test_spikes_that_leave_weights_unbounded_are_refused(spikes, share):
 
 
 def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="dim must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="dim must be a whole number of at least 1, got 0"):
         NoisyRegression(dim=0, context=20, noise=Fixed(1))
-    with pytest.raises(ValueError, match="context must hold at least 1 example, got 0"):
+    with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
         NoisyRegression(dim=2, context=0, noise=Fixed(1))
     for draw in (TASKS["n=20"].sample, TASKS["n=20"].sample_gram):
         with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
@@ -201,3 +201,13 @@ def test_a_matrix_that_is_no_covariance_is_refused(covariance):
 def test_a_covariance_of_another_size_is_refused():
     with pytest.raises(ValueError, match=r"\[d, d\] = \(2, 2\), got \(3, 3\)"):
         NoisyRegression(dim=2, context=3, noise=Fixed(1), covariance=torch.eye(3))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_sizes_that_are_not_whole_and_dtypes_that_cannot_be_drawn_are_refused():
+    with pytest.raises(ValueError, match=r"a whole number of at least 1, got 2\.5"):
+        NoisyRegression(dim=2, context=2.5, noise=Fixed(1))
+    for dtype in (torch.int64, torch.float16):
+        for draw in (TASKS["n=20"].sample, TASKS["n=20"].sample_gram):
+            with pytest.raises(ValueError, match=f"float32 or torch.float64, got {dtype}"):
+                draw(2, generator=0, dtype=dtype)

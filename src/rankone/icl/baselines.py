@@ -44,6 +44,8 @@ class Spectrum(NamedTuple):
         if gram.dim() != 3 or gram.shape[1] != gram.shape[2] or gram.shape[1] < 2:
             raise ValueError(f"gram must have shape [B, d+1, d+1], got {tuple(gram.shape)}")
         gram = gram.double()
+        if not torch.isfinite(gram).all():
+            raise ValueError("gram must be finite, got a NaN or an infinite entry")
         if alike is not None:
             values, vectors = alike.values, alike.vectors
         else:
@@ -89,6 +91,11 @@ def ols(gram: Float[Tensor, "B D D"]) -> Float[Tensor, "B d"]:
 def oracle_ridge(gram: Float[Tensor, "B D D"], sigma: Float[Tensor, " B"]) -> Float[Tensor, "B d"]:
     """Ridge with each prompt's true noise: optimal when sigma is known."""
     spectrum = Spectrum.of(gram)
+    if not isinstance(sigma, Tensor) or sigma.shape != gram.shape[:1]:
+        got = tuple(sigma.shape) if isinstance(sigma, Tensor) else repr(sigma)
+        raise ValueError(f"sigma must have shape [B] = ({len(gram)},), got {got}")
+    if not (sigma >= 0).all():
+        raise ValueError("sigma holds standard deviations, which must be >= 0")
     return spectrum.rotate(spectrum.ridge(sigma.double() ** 2)).to(gram.dtype)
 
 
@@ -134,6 +141,8 @@ def bayes_coefficients(
     """`bayes_ridge` in the eigenbasis, by a running log-sum-exp over the quadrature points."""
     if context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
+    if not isinstance(noise, Noise):
+        raise ValueError(f"noise must be Uniform, Categorical or Fixed, got {noise!r}")
     points, weights = noise.quadrature(nodes)
     if len(points) == 1:
         return spectrum.ridge(float(points[0]) ** 2)
@@ -229,5 +238,5 @@ def _golden_section(function: Callable[[float], float], low: float, high: float)
 
 
 def _check_nonnegative(name: str, value: float) -> None:
-    if not value >= 0:
-        raise ValueError(f"{name} must be >= 0, got {value}")
+    if not isinstance(value, int | float) or not value >= 0:
+        raise ValueError(f"{name} must be a number >= 0, got {value}")

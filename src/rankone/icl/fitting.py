@@ -67,10 +67,10 @@ def fit(
     ensemble.compile()
     signature = _signature(ensemble, recipe, noises)
     keeper = _Keeper(checkpoints, signature, ensemble.device, save_every, progress)
-    state = keeper.load("training")
+    state = keeper.load("training", ensemble)
     if state is None and recipe.heats > 1:
         contest = Ensemble(runs, noises, starts=recipe.heats, **options)
-        heats = keeper.run("heats", contest, recipe.heat(), keeper.load("heats"))
+        heats = keeper.run("heats", contest, recipe.heat(), keeper.load("heats", contest))
         state = State.fresh(ensemble, recipe, winners(contest, recipe, heats))
         state.messages = heats.messages
     state = keeper.run("training", ensemble, recipe, state)
@@ -102,11 +102,12 @@ class _Keeper:
     def _path(self, stage: str) -> Path | None:
         return None if self.folder is None else self.folder / f"{stage}.safetensors"
 
-    def load(self, stage: str) -> State | None:
+    def load(self, stage: str, ensemble: Ensemble) -> State | None:
         path = self._path(stage)
         if path is None or not path.exists():
             return None
-        return State.load(path, self.signature, self.device)
+        shape = (len(ensemble.rows), ensemble.width)
+        return State.load(path, self.signature, shape, self.device)
 
     def run(self, stage: str, ensemble: Ensemble, recipe: Recipe, state: State | None) -> State:
         state = state or State.fresh(ensemble, recipe)

@@ -89,6 +89,11 @@ class LinearTransformer(nn.Module):
         cls, kind: Kind, p: Float[Tensor, "*shape"], q: Float[Tensor, "*shape2"], dim: int
     ) -> LinearTransformer:
         """A model whose trained parameters are `p` and `q` (see `parameter_shapes`)."""
+        if p.dim() < 2 or not p.is_floating_point() or p.dtype != q.dtype:
+            raise ValueError(
+                "p and q must be floating-point tensors [L, H, …] of one dtype, "
+                f"got {p.dtype} {tuple(p.shape)} and {q.dtype} {tuple(q.shape)}"
+            )
         model = cls(kind=kind, layers=p.shape[0], dim=dim, heads=p.shape[1])
         shapes = parameter_shapes(kind, p.shape[0], dim, p.shape[1])
         for name, value in (("p", p), ("q", q)):
@@ -127,6 +132,7 @@ class LinearTransformer(nn.Module):
                 f"tokens must have shape [B, n+1, d+1] with d+1 = {self.dim + 1} and n >= 1, "
                 f"got {tuple(tokens.shape)}"
             )
+        self._check_dtype("tokens", tokens)
         P, Q = self.matrices()
         e = tokens
         read = [-e[:, -1, -1]]
@@ -147,6 +153,7 @@ class LinearTransformer(nn.Module):
         D = self.dim + 1
         if gram.dim() != 3 or gram.shape[1:] != (D, D):
             raise ValueError(f"gram must have shape [B, {D}, {D}], got {tuple(gram.shape)}")
+        self._check_dtype("gram", gram)
         P, Q = self.matrices()
         eye = torch.eye(D, dtype=gram.dtype, device=gram.device)
         transform = eye.expand_as(gram)
@@ -157,6 +164,13 @@ class LinearTransformer(nn.Module):
             gram = n @ gram @ n.mT
             weights.append(-transform[:, -1, :-1])
         return torch.stack(weights, dim=1) if every_layer else weights[-1]
+
+    def _check_dtype(self, name: str, value: Tensor) -> None:
+        if value.dtype != self.p.dtype:
+            raise ValueError(
+                f"{name} must be of the model's dtype {self.p.dtype}, got {value.dtype}; "
+                f"convert one of them, as in model.to({value.dtype})"
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the parameters as safetensors, with kind and sizes in the header."""

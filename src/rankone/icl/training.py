@@ -20,6 +20,8 @@ SMALLEST_LIMIT = 1.0
 """Least limit on squared errors: the mean loss of an almost exact model is that of its few bad
 prompts, so that these have to count."""
 
+SCHEDULES = ("cosine", "constant")
+
 CHECK_EVERY = 50
 """Steps between two looks at the losses (a look costs a synchronisation on a GPU)."""
 
@@ -73,6 +75,20 @@ class Recipe:
     """Updates of a heat, with a schedule of its own."""
     heat_batch: int = 128
     """Prompts an update of a heat."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "heats", "heat_steps", "heat_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "epsilon", "limit", "last_limit", "initial_scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}"
+            )
+        if not self.full_rates:
+            raise ValueError("full_rates must hold at least one factor, got none")
 
     def heat(self) -> Recipe:
         """The recipe of a heat."""
@@ -191,8 +207,11 @@ class State:
         write_tensors(path, tensors, facts)
 
     @classmethod
-    def load(cls, path: Path, signature: str, device: torch.device) -> State:
-        """Reads a state; ValueError if it is damaged or belongs to another training."""
+    def load(
+        cls, path: Path, signature: str, shape: tuple[int, int], device: torch.device
+    ) -> State:
+        """Reads a state with a table of this shape; ValueError if it is damaged or belongs to
+        another training."""
         tensors, facts = read_tensors(path)
         if facts.get("signature") != signature:
             raise ValueError(
@@ -201,9 +220,17 @@ class State:
         try:
             history, messages = json.loads(facts["history"]), json.loads(facts["messages"])
             moved = {name: value.to(device) for name, value in tensors.items()}
-            return cls(**moved, history=history, messages=messages, step=int(facts["step"]))
+            state = cls(**moved, history=history, messages=messages, step=int(facts["step"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a training checkpoint: {error}") from None
+        for name, value in tensors.items():
+            wanted = shape if name in ("table", "mean", "square", "good") else shape[:1]
+            if tuple(value.shape) != wanted:
+                raise ValueError(
+                    f"{path} is not a checkpoint of this training: {name} must have shape "
+                    f"{wanted}, got {tuple(value.shape)}"
+                )
+        return state
 
 
 def update(

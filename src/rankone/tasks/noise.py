@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 
 
 def _check_deviation(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be a finite standard deviation >= 0, got {value}")
+    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite standard deviation >= 0, got {value!r}")
 
 
 def choose(
@@ -116,6 +117,9 @@ class Categorical(Noise):
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.values, Iterable):
+            raise ValueError(f"values must be standard deviations, as (1, 3), got {self.values!r}")
+        object.__setattr__(self, "values", tuple(self.values))
         if not self.values:
             raise ValueError("values must hold at least one standard deviation, got none")
         for value in self.values:

@@ -70,10 +70,10 @@ class NoisyRegression:
         noise: Noise,
         covariance: Float[Tensor, "d d"] | None = None,
     ) -> None:
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim}")
-        if context < 1:
-            raise ValueError(f"context must hold at least 1 example, got {context}")
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim must be a whole number of at least 1, got {dim}")
+        if not isinstance(context, int) or context < 1:
+            raise ValueError(f"context must be a whole number of at least 1, got {context}")
         if not isinstance(noise, Noise):
             raise ValueError(f"noise must be Uniform, Categorical or Fixed, got {noise!r}")
         self.dim, self.context, self.noise = dim, context, noise
@@ -84,7 +84,7 @@ class NoisyRegression:
         self, batch: int, *, generator: Generator | int, dtype: torch.dtype = torch.float32
     ) -> Prompts:
         """Draws token prompts on the generator's device."""
-        _check_batch(batch)
+        _check_batch(batch, dtype)
         g = as_generator(generator)
         options: dict[str, Any] = {"generator": g, "device": g.device, "dtype": dtype}
         n, d = self.context, self.dim
@@ -143,7 +143,7 @@ class NoisyRegression:
         `impl` is "reference", or "fused_cpu" for many prompts on the CPU (the same numbers up to
         rounding; features without covariance only).
         """
-        _check_batch(batch)
+        _check_batch(batch, dtype)
         count = round(share * batch) if spikes else 0
         if count >= batch or min((1.0, *spikes)) < 1 or share < 0:
             raise ValueError(
@@ -273,7 +273,9 @@ def _importance(
     return batch / mixture
 
 
-def _check_batch(batch: int) -> None:
+def _check_batch(batch: int, dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
 

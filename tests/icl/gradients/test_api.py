@@ -79,6 +79,7 @@ def test_zero_models_have_the_loss_of_predicting_zero():
         ({"gram": torch.zeros(1, 4, 4, 4)}, r"gram must have shape .* \(1, 5, 4, 4\), got \(1, 4"),
         ({"weights": torch.ones(1, 5, 2)}, r"must have shape"),
         ({"stream": torch.zeros(3, dtype=torch.long)}, r"stream must have shape \[R\] = \(2,\)"),
+        ({"stream": torch.tensor([0, 7])}, r"stream must be from 0 to 0, got \[0, 7\]"),
         ({"importance": torch.ones(1, 4)}, r"importance must have shape \[S, B\] = \(1, 5\)"),
         ({"limit": 0.0}, "limit must be positive, got 0.0"),
         ({"limit": torch.ones(3)}, r"limit must be a number or have shape \[R\] = \(2,\)"),
