@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from rankone.report.curves import EXPLODED, Curves
+from rankone.report.curves import EXPLODED, Curve, Curves
 from rankone.report.figures import FIGURES, draw, fig1, fig2, fig4, fig5, fig7, render, save
 from rankone.report.records import NothingToShowError, parse_noise
 
@@ -72,7 +72,16 @@ def test_lines_show_the_best_seed(preset):
     assert profile.y.tolist() == own
 
 
-def test_error_bars_reach_from_the_best_seed_to_the_worst(preset):
+def test_of_five_seeds_the_outer_two_are_outside_the_bars():
+    curve = Curve.of({1.0: [5, float("nan"), 1, 2, 3], 0.0: [7]})
+    assert curve is not None
+    assert curve.x.tolist() == [0, 1]
+    assert curve.y.tolist() == [7, 3]
+    assert curve.low.tolist() == [7, 2]
+    assert curve.high.tolist() == [7, 5]
+
+
+def test_error_bars_hold_the_middle_half_of_the_seeds(preset):
     records, _ = preset("laptop")
     curve = Curves(records).by_layer("full", 3, parse_noise("sigma_5"))
     assert curve is not None

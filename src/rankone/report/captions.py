@@ -43,7 +43,7 @@ CAPTIONS: Mapping[str, tuple[str, str]] = {
         "Figure 5: the prediction read after each layer",
         "Every layer leaves a prediction in the query token. The curves show its adjusted loss "
         "from none of the layers (the zero predictor) to all of them, a line for each depth; "
-        "the median over seeds, bars reach from the best seed to the worst.",
+        "the median over seeds, bars hold the middle half of them.",
     ),
     "fig6": (
         "Figure 6: loss at fixed noise, not adjusted",
@@ -55,8 +55,8 @@ CAPTIONS: Mapping[str, tuple[str, str]] = {
         "Figure 7: profiles of the prediction after each layer",
         _PROFILE + "Rows are kinds of models, columns depths; colours from dark to bright follow "
         "the layers, the thick line is the model's own prediction. Lines are medians over seeds, "
-        "bands reach from the best seed to the worst, so that a seed which explodes is seen as a "
-        "band that leaves the picture. Grey marks the range seen in training.",
+        "bands hold the middle half of them; a band that leaves the picture belongs to seeds which "
+        "explode on noise beyond their training. Grey marks the range seen in training.",
     ),
 }
 """Figure name → (title, caption)."""

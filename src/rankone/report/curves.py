@@ -22,7 +22,7 @@ EXPLODED = 1e9
 
 
 class Curve(NamedTuple):
-    """Points of a line, sorted by `x`: the median over seeds, the smallest and the largest."""
+    """Points of a line, sorted by `x`: the median over seeds, and the quartiles."""
 
     x: Array
     y: Array
@@ -31,13 +31,14 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, points: dict[float, list[float]]) -> Curve | None:
-        """The values of all seeds at each x; of an even number the lower median."""
+        """The values of all seeds at each x; quartiles are values, the outer ones in between."""
         if not points:
             return None
         rows = []
         for x, values in sorted(points.items()):
             ordered = sorted(value if value < EXPLODED else EXPLODED for value in values)
-            rows.append((x, ordered[(len(ordered) - 1) // 2], ordered[0], ordered[-1]))
+            last = len(ordered) - 1
+            rows.append((x, ordered[last // 2], ordered[last // 4], ordered[-1 - last // 4]))
         return cls(*np.array(rows, dtype=np.float64).T)
 
     def until(self, end: float) -> Curve:

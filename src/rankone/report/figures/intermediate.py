@@ -66,7 +66,7 @@ def fig5(records: Iterable[Record]) -> Figure:
 def fig7(records: Iterable[Record]) -> Figure:
     """Figure 7: profiles of the prediction read after each layer; rows are kinds, columns depths.
 
-    Lines are medians over seeds, bands reach from the best seed to the worst.
+    Lines are medians over seeds, bands hold the middle half of them.
     """
     curves = Curves(records)
     noise = curves.reference_noise()
