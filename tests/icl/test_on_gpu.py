@@ -54,6 +54,18 @@ def test_training_gives_equal_bits_twice_and_after_an_interruption(tmp_path):
             assert torch.equal(value, again.models[run].state_dict()[name]), run.name
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_step_of_training_never_waits_for_the_gpu():
+    ensemble = Ensemble(RUNS, NOISES, device="cuda")
+    state = train(ensemble, SMALL, until=3)  # compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train(ensemble, SMALL, state, until=20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_scores_on_the_gpu_are_those_of_the_cpu():
     sizes = {"dim": 10, "context": 20, "sequences": 3000, "seed": 3}
     (there,) = make_problems({"a": NOISES["a"]}, device="cuda", **sizes)

@@ -84,7 +84,7 @@ PRESETS = {
         sequences=100_000,
         draws=31,
         profile_sequences=8192,
-        profile_draws=5,
+        profile_draws=3,
         profile_points=41,
     ),
 }

@@ -74,7 +74,8 @@ def write_result(path: Path, table: list[dict[str, Any]], stamp: dict[str, Any])
 
 
 def _brief(stamp: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in stamp.items() if key not in ("restarts", "messages")}
+    left_out = ("restarts", "messages", "seconds")  # the time is not over yet
+    return {key: value for key, value in stamp.items() if key not in left_out}
 
 
 def _weights(
