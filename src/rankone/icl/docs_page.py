@@ -129,7 +129,7 @@ def results_block(results: dict[str, Path]) -> str:
         "A cell is the median of several draws of 100,000 prompts"
         + (f"; by the mean over all draws it is {kept}. " if kept is not None else ". ")
         + f"`{result['command']}` took "
-        f"{_minutes(result['seconds'])} on {result['device']}.",
+        f"{_minutes(result['seconds'])} on {result['device']} ({_when(result)}).",
     ]
     lines += [_speed(found[key]) for key in ("bench-cpu", "bench-gpu") if key in found]
     lines.append("All of it: [docs/reproduction.md](docs/reproduction.md), made by `make docs`.")
@@ -313,8 +313,14 @@ def _speed(result: dict[str, Any]) -> str:
         f"token-level PyTorch step at n = {context} ({min(ratios):.1f} to {max(ratios):.1f} over "
         f"kinds and depths; {min(drawn):.1f} to {max(drawn):.1f} with drawing the prompts), and "
         f"takes {first:.2f} ms at n = {shortest:,}, {last:.2f} ms at n = {longest:,} "
-        f"(`{result['command']}`, {result['device']})."
+        f"(`{result['command']}`, {result['device']}, {_when(result)})."
     )
+
+
+def _when(result: dict[str, Any]) -> str:
+    """The day and the commit of a measurement."""
+    commit = f" at {result['commit'][:7]}" if result["commit"] else ""
+    return f"{result['date'][:10]}{commit}"
 
 
 def _held(cells: list[TableRecord], *, trained: bool = True) -> list[TableRecord]:
