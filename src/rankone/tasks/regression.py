@@ -15,6 +15,8 @@ at a cost that does not depend on n.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -155,7 +157,9 @@ class NoisyRegression:
             raise ValueError("impl='fused_cpu' draws features without covariance only")
         if impl not in ("reference", "fused_cpu"):
             raise ValueError(f"impl must be 'reference' or 'fused_cpu', got {impl!r}")
-        drawn = [self._draw(batch, count, g, dtype) for g in generators]
+        # Random numbers of one generator are drawn by one thread: on the CPU streams share cores.
+        side_by_side = _pool().map if fused and len(generators) > 1 else map
+        drawn = list(side_by_side(lambda g: self._draw(batch, count, g, dtype), generators))
         weights, u, factor, directions = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         sigma = torch.stack([noise.quantile(u) for noise in noises], dim=1)
         directions = directions / directions.norm(dim=2, keepdim=True)
@@ -229,6 +233,12 @@ def bartlett(
     factor = factor.tril_()
     factor.diagonal(dim1=1, dim2=2).copy_(chi_square.sqrt())
     return factor
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads that stay: to start one takes as long as to draw a thousand prompts."""
+    return ThreadPoolExecutor(torch.get_num_threads())
 
 
 def _gram(
