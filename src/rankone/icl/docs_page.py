@@ -127,7 +127,7 @@ def results_block(results: dict[str, Path]) -> str:
         f"{sum(map(_within, held))} of {len(held)} trained cells of Table 1 are at most the "
         "value they are held to: as a rule the published one plus two standard errors. "
         "A cell is the median of several draws of 100,000 prompts"
-        + (f"; by the mean over all draws it is {kept}. " if kept is not None else ". ")
+        + (f"; by the mean over all draws {kept} are. " if kept is not None else ". ")
         + f"`{result['command']}` took "
         f"{_minutes(result['seconds'])} on {result['device']} ({_when(result)}).",
     ]
