@@ -27,6 +27,12 @@ def test_the_command_names_the_program_without_its_folder_and_quotes(monkeypatch
     assert provenance.collect()["command"] == "rankone icl --out 'a folder'"
 
 
+def test_the_module_run_as_a_program_is_the_command(monkeypatch):
+    module = provenance.__file__.replace("provenance.py", "cli.py")
+    monkeypatch.setattr(sys, "argv", [module, "doctor"])
+    assert provenance.collect()["command"] == "rankone doctor"
+
+
 def test_what_is_not_installed_has_no_version():
     assert provenance.installed_version("a-package-that-nobody-has") is None
     assert None not in provenance.collect()["versions"].values()

@@ -142,3 +142,11 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(preset):
     before = dict(matplotlib.rcParams)
     render(fig5(preset("smoke")[0]))
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_line_reaches_the_edge_of_its_panel():
+    curve = Curve.of({x: [x] for x in (0.0, 0.4, 0.8, 1.2)})
+    assert curve is not None
+    assert curve.until(1.0).x.tolist() == [0, 0.4, 0.8, 1.2]
+    assert curve.until(0.8).x.tolist() == [0, 0.4, 0.8]
+    assert curve.until(9.0).x.tolist() == curve.x.tolist()

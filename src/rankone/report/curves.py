@@ -42,9 +42,9 @@ class Curve(NamedTuple):
         return cls(*np.array(rows, dtype=np.float64).T)
 
     def until(self, end: float) -> Curve:
-        """The part with x up to `end`."""
-        inside = self.x <= end + 1e-9
-        return Curve(*(part[inside] for part in self))
+        """The part with x up to `end`, and the next point, so that the line reaches the edge."""
+        last = int(np.searchsorted(self.x, end - 1e-9)) + 1
+        return Curve(*(part[:last] for part in self))
 
 
 class Curves:
