@@ -1,0 +1,55 @@
+"""The delta rule as it is defined, a token at a time: short, and never optimised."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def forward(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    beta: Float[Tensor, "B T H"],
+    decay: Float[Tensor, "B T H"] | None,
+    state: Float[Tensor, "B H K V"],
+    scale: float,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
+    """Outputs and the last state, both in the state's dtype."""
+    q, k, v, beta = (x.to(state.dtype) for x in (q, k, v, beta))
+    outputs = []
+    for t in range(q.shape[1]):
+        if decay is not None:
+            state = decay[:, t, :, None, None].to(state.dtype).exp() * state
+        held = torch.einsum("bhk,bhkv->bhv", k[:, t], state)
+        write = beta[:, t, :, None] * (v[:, t] - held)
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)
+        outputs.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+    return torch.stack(outputs, dim=1), state
+
+
+def packed(
+    q: Float[Tensor, "1 T H K"],
+    k: Float[Tensor, "1 T H K"],
+    v: Float[Tensor, "1 T H V"],
+    beta: Float[Tensor, "1 T H"],
+    decay: Float[Tensor, "1 T H"] | None,
+    states: Float[Tensor, "N H K V"],
+    scale: float,
+    offsets: list[int],
+) -> tuple[Float[Tensor, "1 T H V"], Float[Tensor, "N H K V"]]:
+    """Each packed sequence by itself."""
+    outputs, finals = [], []
+    for n, (begin, end) in enumerate(pairwise(offsets)):
+        state = states[n : n + 1]
+        if end > begin:
+            part = slice(begin, end)
+            own = None if decay is None else decay[:, part]
+            call = (q[:, part], k[:, part], v[:, part], beta[:, part], own)
+            output, state = forward(*call, state, scale)
+            outputs.append(output)
+        finals.append(state)
+    return torch.cat(outputs, dim=1), torch.cat(finals)

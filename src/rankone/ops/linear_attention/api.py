@@ -1,0 +1,182 @@
+"""Linear attention: what is asked, and which implementation answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rankone.ops.arguments import check_call, state_dtype
+from rankone.ops.dispatch import choose
+
+EPSILON = 1e-6
+"""Added to the normaliser (Katharopoulos et al. 2020)."""
+
+
+class NormalizedState(NamedTuple):
+    """The state with a normaliser: sums of k vᵀ and of k."""
+
+    kv: Float[Tensor, "N H K V"]
+    z: Float[Tensor, "N H K"]
+
+
+class LinearAttention(NamedTuple):
+    """What `linear_attention` returns; unpacks as (o, state)."""
+
+    output: Float[Tensor, "B T H V"]
+    final_state: Float[Tensor, "N H K V"] | NormalizedState | None
+
+
+def linear_attention(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    *,
+    decay: Float[Tensor, "B T H"] | None = None,
+    scale: float | None = None,
+    normalize: bool = False,
+    causal: bool = True,
+    initial_state: Float[Tensor, "N H K V"] | tuple[Tensor, Tensor] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Int[Tensor, " N1"] | None = None,
+    impl: str = "auto",
+) -> LinearAttention:
+    """Attention without softmax, at a cost linear in T.
+
+        S_t = e^decay_t S_{t-1} + k_t v_tᵀ        o_t = scale · S_tᵀ q_t
+
+    With `normalize` a second state z_t = e^decay_t z_{t-1} + k_t is kept and o_t is divided by
+    scale · z_t·q_t + 1e-6: the Linear Transformer, if q and k are non-negative features. With
+    `causal=False` every token sees the last state.
+
+    Args:
+        decay: in log space, at most 0; one number a token and head. Causal only.
+        scale: K^-0.5 by default.
+        initial_state: [N, H, K, V] in float32 (float64 for float64), with `normalize` a pair
+            (kv, z); zeros by default. N is B, or the number of packed sequences.
+        cu_seqlens: [N+1] offsets of sequences packed into one row (B = 1).
+        impl: auto, reference, chunked or triton; a named one never falls back.
+
+    The output has the dtype of q. Gradients go through everything but cu_seqlens. Cost: time
+    O(T (C + K) V), memory O(T (K + V) + T K V / C) with chunks of C = 64 tokens.
+
+    Example:
+        >>> q = k = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
+        >>> v = torch.ones(1, 3, 1, 1)
+        >>> linear_attention(q, k, v, scale=1.0).output.flatten()
+        tensor([ 1.,  6., 18.])
+        >>> linear_attention(q, k, v, causal=False, normalize=True).output.flatten()
+        tensor([1.0000, 1.0000, 1.0000])
+
+    Katharopoulos et al. 2020, equations 10 to 12; with decay: Sun et al. 2023 (RetNet).
+    """
+    name, _ = choose(impl, q.device)
+    if decay is not None and not causal:
+        raise ValueError("decay says how the past fades: it needs causal=True")
+    kv, z = _parts(initial_state, normalize)
+    state = {"kv": kv, "z": z}
+    sizes = check_call(q, k, v, {"decay": decay}, state, cu_seqlens)
+    dtype = state_dtype(q.dtype)
+    if kv is None:
+        kv = torch.zeros(
+            sizes.states, sizes.heads, sizes.keys, sizes.values, dtype=dtype, device=q.device
+        )
+    scale = sizes.keys**-0.5 if scale is None else float(scale)
+    # The normaliser is one more value, 1 for every token.
+    values = v
+    if normalize:
+        z = torch.zeros_like(kv[..., 0]) if z is None else z
+        kv = torch.cat([kv, z[..., None]], dim=-1)
+        values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    output, final = _compute(name, q, k, values, decay, kv, scale, causal, cu_seqlens)
+    if normalize:
+        output = output[..., :-1] / (output[..., -1:] + EPSILON)
+    output = output.to(q.dtype)
+    if not output_final_state:
+        return LinearAttention(output, None)
+    last = NormalizedState(final[..., :-1], final[..., -1]) if normalize else final
+    return LinearAttention(output, last)
+
+
+def linear_attention_step(
+    q: Float[Tensor, "B H K"],
+    k: Float[Tensor, "B H K"],
+    v: Float[Tensor, "B H V"],
+    state: Float[Tensor, "B H K V"] | tuple[Tensor, Tensor] | None = None,
+    *,
+    decay: Float[Tensor, "B H"] | None = None,
+    scale: float | None = None,
+    normalize: bool = False,
+) -> LinearAttention:
+    """One token of `linear_attention`, for streaming: the output [B, H, V] and the new state."""
+    from rankone.ops.linear_attention import reference  # one token is its definition
+
+    fade = None if decay is None else decay[:, None]
+    kv, z = _parts(state, normalize)
+    q, k, v = (x[:, None] for x in (q, k, v))
+    sizes = check_call(q, k, v, {"decay": fade}, {"kv": kv, "z": z}, None)
+    scale = sizes.keys**-0.5 if scale is None else float(scale)
+    if kv is None:
+        shape = (sizes.batch, sizes.heads, sizes.keys, sizes.values)
+        kv = torch.zeros(shape, dtype=state_dtype(q.dtype), device=q.device)
+    if normalize:
+        z = torch.zeros_like(kv[..., 0]) if z is None else z
+        kv = torch.cat([kv, z[..., None]], dim=-1)
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    output, kv = reference.forward(q, k, v, fade, kv, scale)
+    output = output[:, 0]
+    if not normalize:
+        return LinearAttention(output.to(q.dtype), kv)
+    output = output[..., :-1] / (output[..., -1:] + EPSILON)
+    return LinearAttention(output.to(q.dtype), NormalizedState(kv[..., :-1], kv[..., -1]))
+
+
+def _parts(
+    state: Tensor | tuple[Tensor, Tensor] | None, normalize: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The initial state as kv and z."""
+    if state is None:
+        return None, None
+    if normalize != isinstance(state, tuple):
+        expected = "a pair (kv, z)" if normalize else "one tensor [N, H, K, V]"
+        raise ValueError(
+            f"initial_state must be {expected} with normalize={normalize}, "
+            f"got {type(state).__name__}"
+        )
+    return (state[0], state[1]) if isinstance(state, tuple) else (state, None)
+
+
+def _compute(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor,
+    scale: float,
+    causal: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and last states in the state's dtype."""
+    if name == "chunked":
+        from rankone.ops.linear_attention import chunked
+
+        if causal:
+            return chunked.forward(q, k, v, decay, state, scale, cu_seqlens)
+        return chunked.everything(q, k, v, state, scale, cu_seqlens)
+    from rankone.ops.linear_attention import reference
+
+    offsets = None if cu_seqlens is None else cu_seqlens.tolist()
+    if offsets is None:
+        output, final = reference.forward(q, k, v, decay, state, scale)
+    else:
+        output, final = reference.packed(q, k, v, decay, state, scale, offsets)
+    if causal:
+        return output, final
+    owner = torch.arange(q.shape[0], device=q.device)[:, None].expand(q.shape[:2])
+    if offsets is not None:
+        lengths = torch.tensor(offsets, device=q.device).diff()
+        owner = torch.arange(len(lengths), device=q.device).repeat_interleave(lengths)[None]
+    return scale * torch.einsum("bthk,bthkv->bthv", q.to(final.dtype), final[owner]), final
