@@ -39,7 +39,7 @@ def test_the_examination_covers_every_section():
 
 def test_every_device_is_told_what_auto_would_choose_and_why(asked):
     choices = [finding for finding in examine() if finding.section == "choices"]
-    assert len(choices) == 1 + torch.cuda.device_count()
+    assert len(choices) == 2 * (1 + torch.cuda.device_count())
     assert choices[0].name == "gradients on cpu"
     assert choices[0].value == "best_cpu: it is the fastest here"
     assert asked[0] == ("auto", "cpu", 10)

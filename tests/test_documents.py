@@ -20,7 +20,7 @@ def code_of(page: str) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/laboratory.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/laboratory.md", "docs/operations.md"])
 def test_code_runs_from_top_to_bottom(page):
     code = code_of(page)
     assert code

@@ -107,6 +107,7 @@ def _installed() -> list[Finding]:
 
 
 def _choices() -> list[Finding]:
+    from rankone import ops
     from rankone.icl.gradients import choose
 
     devices = [torch.device("cpu")]
@@ -115,4 +116,6 @@ def _choices() -> list[Finding]:
     for device in devices:
         name, reason = choose("auto", device, _DIM)
         findings.append(Finding("choices", f"gradients on {device}", f"{name}: {reason}"))
+        name, reason = ops.choose("auto", device)
+        findings.append(Finding("choices", f"ops on {device}", f"{name}: {reason}"))
     return findings

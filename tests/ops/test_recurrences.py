@@ -22,6 +22,7 @@ SHAPES = [
     (1, 64, 2, 16, 16),
     (3, 65, 1, 3, 20),
     (2, 200, 2, 33, 7),
+    (1, 1100, 1, 3, 2),  # more than one segment
 ]
 
 
@@ -65,7 +66,15 @@ def test_lower_precision_loses_its_rounding_only(op, impl, dtype, tolerance):
     assert_close(got, want, tolerance, gradients=1.6)
 
 
-OFFSETS = [[0, 1], [0, 70], [0, 64, 128], [0, 3, 3, 100, 101, 230], [0, 0, 65, 65]]
+OFFSETS = [
+    [0, 1],
+    [0, 70],
+    [0, 64, 128],
+    [0, 3, 3, 100, 101, 230],
+    [0, 0, 65, 65],
+    [0, 1030, 1030, 1200],
+    [0, 1024, 1100],  # a sequence begins with a segment
+]
 
 
 @pytest.mark.parametrize("impl", ["reference", *FAST])
@@ -194,6 +203,15 @@ def test_without_causality_every_token_sees_all_of_its_sequence(impl, normalize,
         if normalize:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-6)
         torch.testing.assert_close(got[0, a:b].movedim(1, 0), weight @ v)
+
+
+def test_a_query_without_features_gets_nothing():
+    t = inputs("linear_normalized", (1, 5, 1, 3, 2))
+    q = t["q"].clone()
+    q[:, 3] = 0
+    output = linear_attention(q, t["k"], t["v"], normalize=True).output
+    assert output[0, 3].abs().max() == 0
+    assert bool(torch.isfinite(output).all())
 
 
 def test_a_delta_rule_with_beta_1_and_unit_keys_recalls_what_was_written_last():

@@ -6,6 +6,7 @@
 of it. Layout is [B, T, H, K] everywhere, the state is [B, H, K, V] in float32.
 """
 
+from rankone.ops import feature_maps
 from rankone.ops.delta_rule import DeltaRule, delta_rule, delta_rule_step
 from rankone.ops.dispatch import IMPLEMENTATIONS, choose
 from rankone.ops.linear_attention import (
@@ -23,6 +24,7 @@ __all__ = [
     "choose",
     "delta_rule",
     "delta_rule_step",
+    "feature_maps",
     "linear_attention",
     "linear_attention_step",
 ]

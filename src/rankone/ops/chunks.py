@@ -1,20 +1,26 @@
 """Sequences cut into chunks of equal length, packed ones too, without looking at any value.
 
-A tensor [B, T, H, …] becomes [B, H, N, C, …]. Places beyond the end of a sequence are zeros, which
-leave a state as it is (k = v = beta = decay = 0). Packed sequences each begin with a new chunk; as
-many chunks are made as could be needed, and those that are not are zeros.
+A tensor [B, T, H, …] becomes [B, H, N, C, …], a segment of some chunks at a time. Places beyond
+the end of a sequence are zeros, which leave a state as it is (k = v = beta = decay = 0). Packed
+sequences each begin with a new chunk; as many chunks are made as could be needed, and those that
+are not are zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Scan = Callable[[int, Tensor], Tensor]
+Step = Callable[[int, Tensor], Tensor]
 """The number of a chunk and the state on one side of it → the state on the other side."""
+
+CHUNK = 64
+"""Tokens in a chunk."""
+SEGMENT = 16
+"""Chunks in a segment."""
 
 
 class Packing(NamedTuple):
@@ -41,7 +47,7 @@ class Packing(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """How [B, T, …] lies in N chunks of C tokens."""
+    """How [B, T, …] lies in chunks of C tokens."""
 
     length: int
     size: int
@@ -49,31 +55,108 @@ class Chunks(NamedTuple):
     packing: Packing | None
 
     @classmethod
-    def of(cls, length: int, size: int, cu_seqlens: Tensor | None) -> Chunks:
+    def of(cls, length: int, cu_seqlens: Tensor | None, size: int = CHUNK) -> Chunks:
         """The chunks of a batch of sequences, or of packed ones."""
         if cu_seqlens is None:
             return cls(length, size, -(-length // size), None)
-        count = length // size + len(cu_seqlens) - 1
-        return cls(length, size, count, _pack(cu_seqlens.long(), length, size, count))
+        number = length // size + len(cu_seqlens) - 1
+        return cls(length, size, number, _pack(cu_seqlens.long(), length, size, number))
 
-    def split(self, x: Tensor) -> Tensor:
-        """[B, T, H, …] to [B, H, N, C, …]."""
+    def segments(self) -> list[Segment]:
+        """All chunks, `SEGMENT` at a time."""
+        return [
+            Segment(self, first, min(first + SEGMENT, self.number))
+            for first in range(0, self.number, SEGMENT)
+        ]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """[B, H, n, C, …] of all segments to [B, T, H, …]."""
+        x = torch.cat([part.movedim(1, 3).flatten(1, 2) for part in parts], dim=1)
         if self.packing is None:
-            missing = self.number * self.size - self.length
+            return x[:, : self.length].contiguous() if x.shape[1] > self.length else x
+        return x[:, self.packing.place]
+
+    def begin(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What a scan starts with: the state [B, H, K, V], and a place for the states at the
+        other end [S, H, K, V]."""
+        if self.packing is None:
+            return states, states
+        return torch.zeros_like(states[:1]), states
+
+    def end(self, state: Tensor, others: Tensor) -> Tensor:
+        """The states at the other end, after a scan; never one of its arguments itself."""
+        return (state if self.packing is None else others).clone()
+
+
+class Segment(NamedTuple):
+    """Chunks that are worked on together: few enough that what is made of them stays in cache."""
+
+    chunks: Chunks
+    first: int
+    last: int
+
+    def split(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, T, H, …] to [B, H, n, C, …]."""
+        number, size, packing = self.last - self.first, self.chunks.size, self.chunks.packing
+        if packing is None:
+            x = x[:, self.first * size : self.last * size].to(dtype)
+            missing = number * size - x.shape[1]
             if missing:
                 x = torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], dim=1)
-            x = x.reshape(x.shape[0], self.number, self.size, *x.shape[2:])
+            x = x.reshape(x.shape[0], number, size, *x.shape[2:])
         else:
-            inside = self.packing.inside.view(1, self.number, self.size, *[1] * (x.dim() - 2))
-            x = torch.where(inside, x[:, self.packing.token], 0)
-        return x.movedim(3, 1)
+            part = slice(self.first, self.last)
+            inside = packing.inside[part].view(1, number, size, *[1] * (x.dim() - 2))
+            x = torch.where(inside, x[:, packing.token[part]], 0).to(dtype)
+        return x.movedim(3, 1).contiguous()
 
-    def join(self, x: Tensor) -> Tensor:
-        """[B, H, N, C, …] to [B, T, H, …]."""
-        x = x.movedim(1, 3).flatten(1, 2)
-        if self.packing is None:
-            return x[:, : self.length].contiguous()
-        return x[:, self.packing.place]
+    def forward_scan(
+        self, state: Tensor, initial: Tensor, final: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The states before all chunks [B, H, n, K, V], the one after them, and the final ones.
+
+        `step(n, state)` is the state after the segment's chunk n.
+        """
+        packing = self.chunks.packing
+        before, after = [], []
+        for n in range(self.last - self.first):
+            if packing is not None:
+                at = self.first + n
+                start = initial.index_select(0, packing.sequence[at : at + 1])
+                state = torch.where(packing.first[at], start, state)
+            before.append(state)
+            state = step(n, state)
+            after.append(state)
+        if packing is not None:
+            final = self._gather(after, packing.end, packing.empty, final)
+        return torch.stack(before, dim=2), state, final
+
+    def backward_scan(
+        self, grad: Tensor, grad_final: Tensor, grad_initial: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients after all chunks [B, H, n, K, V], the one before them, and the initial.
+
+        `step(n, grad)` is the gradient before the segment's chunk n, given that after it.
+        """
+        packing = self.chunks.packing
+        before, after = [], []
+        for n in reversed(range(self.last - self.first)):
+            if packing is not None:
+                at = self.first + n
+                end = grad_final.index_select(0, packing.sequence[at : at + 1])
+                grad = torch.where(packing.last[at], end, grad)
+            after.append(grad)
+            grad = step(n, grad)
+            before.append(grad)
+        if packing is not None:
+            grad_initial = self._gather(before[::-1], packing.begin, packing.empty, grad_initial)
+        return torch.stack(after[::-1], dim=2), grad, grad_initial
+
+    def _gather(self, found: list[Tensor], at: Tensor, empty: Tensor, others: Tensor) -> Tensor:
+        """`others` [S, H, K, V] with the sequences whose chunk `at` is in this segment replaced."""
+        here = (at >= self.first) & (at < self.last) & ~empty
+        place = (at - self.first).clamp(0, self.last - self.first - 1)
+        return torch.where(here[:, None, None, None], torch.cat(found)[place], others)
 
 
 def _pack(offsets: Tensor, length: int, size: int, count: int) -> Packing:
@@ -101,50 +184,3 @@ def _pack(offsets: Tensor, length: int, size: int, count: int) -> Packing:
         (after - 1).clamp_min(0),
         chunks == 0,
     )
-
-
-def forward_scan(chunks: Chunks, initial: Tensor, steps: Scan) -> tuple[Tensor, Tensor]:
-    """The state before every chunk [B, H, N, K, V], and the states at the end [S, H, K, V].
-
-    `steps(n, state)` is the state after chunk n. `initial` is [S, H, K, V], S = B unless packed.
-    """
-    packing = chunks.packing
-    state = initial if packing is None else torch.zeros_like(initial[:1])
-    before, after = [], []
-    for n in range(chunks.number):
-        if packing is not None:
-            start = initial.index_select(0, packing.sequence[n : n + 1])
-            state = torch.where(packing.first[n], start, state)
-        before.append(state)
-        state = steps(n, state)
-        if packing is not None:
-            after.append(state)
-    states = torch.stack(before, dim=2)
-    if packing is None:
-        return states, state
-    last = torch.cat(after)[packing.end]
-    return states, torch.where(packing.empty[:, None, None, None], initial, last)
-
-
-def backward_scan(chunks: Chunks, final: Tensor, steps: Scan) -> tuple[Tensor, Tensor]:
-    """The gradient of the state after every chunk [B, H, N, K, V], and of the initial states.
-
-    `steps(n, grad)` is the gradient before chunk n, given the one after it. `final` is the
-    gradient of the states at the end.
-    """
-    packing = chunks.packing
-    grad = final if packing is None else torch.zeros_like(final[:1])
-    after, before = [], []
-    for n in reversed(range(chunks.number)):
-        if packing is not None:
-            end = final.index_select(0, packing.sequence[n : n + 1])
-            grad = torch.where(packing.last[n], end, grad)
-        after.append(grad)
-        grad = steps(n, grad)
-        if packing is not None:
-            before.append(grad)
-    grads = torch.stack(after[::-1], dim=2)
-    if packing is None:
-        return grads, grad
-    first = torch.cat(before[::-1])[packing.begin]
-    return grads, torch.where(packing.empty[:, None, None, None], final, first)

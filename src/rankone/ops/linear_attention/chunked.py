@@ -12,6 +12,9 @@ Backward, with Z the gradient of the state after the chunk, R = scale (dO Vᵀ �
 
 Decay enters only where e^c meets q and e^-c meets v, so the gradient of c_i is q_i·dq_i - v_i·dv_i,
 and <Z, S after the chunk> for c_C. Exponents are never positive: nothing overflows.
+
+Chunks are worked on in segments whose temporaries stay in cache. Kept for the backward are the
+states at the beginning of the segments; the others are computed again.
 """
 
 from __future__ import annotations
@@ -21,13 +24,11 @@ from typing import Any, NamedTuple, no_type_check
 import torch
 from torch import Tensor
 
-from rankone.ops.chunks import Chunks, backward_scan, forward_scan
-
-CHUNK = 64
+from rankone.ops.chunks import CHUNK, SEGMENT, Chunks, Segment, Step
 
 
 class Decays(NamedTuple):
-    """What a chunk needs of its decay, all factors at most 1; shapes [B, H, N, …]."""
+    """What a chunk needs of its decay, all factors at most 1; shapes [B, H, n, …]."""
 
     since: Tensor
     """e^c, [C, 1]: how much of the state before the chunk is left at each token."""
@@ -40,12 +41,12 @@ class Decays(NamedTuple):
 
     @classmethod
     def of(cls, decay: Tensor) -> Decays:
-        """From log decays [B, H, N, C]."""
+        """From log decays [B, H, n, C]."""
         c = decay.cumsum(-1)
         total = c[..., -1:]
         gap = c[..., :, None] - c[..., None, :]
         above = torch.ones(gap.shape[-2:], dtype=torch.bool, device=gap.device).triu(1)
-        between = gap.masked_fill(above, -torch.inf).exp()
+        between = gap.masked_fill_(above, -torch.inf).exp_()
         return cls(
             c.exp()[..., None], (total - c).exp()[..., None], total.exp()[..., None], between
         )
@@ -59,16 +60,66 @@ def fade(x: Tensor, factor: Tensor | None) -> Tensor:
 def scores(a: Tensor, b: Tensor, decays: Decays | None) -> Tensor:
     """a bᵀ ∘ D: how much each token gets of those before it and of itself."""
     product = a @ b.mT
-    return product.tril() if decays is None else product * decays.between
+    return product.tril_() if decays is None else product.mul_(decays.between)
+
+
+def walk(whole: Tensor | None, added: Tensor) -> Step:
+    """A step of a scan: what was there fades, and something is added."""
+
+    def step(n: int, state: Tensor) -> Tensor:
+        return fade(state, None if whole is None else whole[:, :, n]) + added[:, :, n]
+
+    return step
 
 
 def decay_gradient(
     q: Tensor, dq: Tensor, v: Tensor, dv: Tensor, after: Tensor, grad_after: Tensor
 ) -> Tensor:
-    """The gradient of log decays [B, H, N, C]; `after` is the state after each chunk."""
+    """The gradient of log decays [B, H, n, C]; `after` is the state after each chunk."""
     own = (q * dq).sum(-1) - (v * dv).sum(-1)
     at_end = (after * grad_after).sum((-1, -2))
     return own.flip(-1).cumsum(-1).flip(-1) + at_end[..., None]
+
+
+def fake_starts(q: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The shape of the states at the beginning of all segments."""
+    number = -(-q.shape[1] // CHUNK)
+    if cu_seqlens is not None:
+        number = q.shape[1] // CHUNK + cu_seqlens.shape[0] - 1
+    return initial.new_empty(-(-number // SEGMENT), q.shape[0], *initial.shape[1:])
+
+
+class Parts(NamedTuple):
+    """A segment of a call in the state's dtype: [B, H, n, C, …]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decays: Decays | None
+
+    @classmethod
+    def of(
+        cls,
+        segment: Segment,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Parts:
+        """The segment's part of a call."""
+        q, k, v = (segment.split(x, dtype) for x in (q, k, v))
+        return cls(q, k, v, None if decay is None else Decays.of(segment.split(decay, dtype)))
+
+    @property
+    def factors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """e^c, e^(c_C - c) and e^c_C."""
+        return (None, None, None) if self.decays is None else self.decays[:3]
+
+    def step(self) -> Step:
+        """From the state before a chunk to that after it."""
+        _, until, whole = self.factors
+        return walk(whole, fade(self.k, until).mT @ self.v)
 
 
 @torch.library.custom_op("rankone::linear_attention_chunked", mutates_args=())
@@ -81,33 +132,33 @@ def _forward(
     initial: Tensor,
     cu_seqlens: Tensor | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    chunks = Chunks.of(q.shape[1], CHUNK, cu_seqlens)
-    q, k, v = (chunks.split(x).to(initial.dtype) for x in (q, k, v))
-    decays = None if decay is None else Decays.of(chunks.split(decay).to(initial.dtype))
-    states, final = _states(chunks, k, v, decays, initial)
-    since = None if decays is None else decays.since
-    output = scores(q, k, decays) @ v + fade(q, since) @ states
-    # A custom operation's results may not be its arguments.
-    return chunks.join(scale * output), final.clone()
-
-
-def _states(
-    chunks: Chunks, k: Tensor, v: Tensor, decays: Decays | None, initial: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The state before every chunk, and those at the end."""
-    added = fade(k, None if decays is None else decays.until).mT @ v
-
-    def step(n: int, state: Tensor) -> Tensor:
-        return fade(state, None if decays is None else decays.whole[:, :, n]) + added[:, :, n]
-
-    return forward_scan(chunks, initial, step)
+) -> tuple[Tensor, Tensor, Tensor]:
+    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    state, final = chunks.begin(initial)
+    outputs, starts = [], []
+    for segment in chunks.segments():
+        p = Parts.of(segment, q, k, v, decay, initial.dtype)
+        starts.append(state)
+        states, state, final = segment.forward_scan(state, initial, final, p.step())
+        read = scores(p.q, p.k, p.decays) @ p.v
+        read += fade(p.q, p.factors[0]) @ states
+        outputs.append(read.mul_(scale))
+    return chunks.join(outputs), chunks.end(state, final), torch.stack(starts)
 
 
 @_forward.register_fake
 @no_type_check
-def _(q: Tensor, k: Tensor, v: Tensor, decay: Any, initial: Tensor, cu: Any, scale: float) -> Any:
-    return initial.new_empty(v.shape), torch.empty_like(initial)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    initial: Tensor,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> Any:
+    starts = fake_starts(q, initial, cu_seqlens)
+    return initial.new_empty(v.shape), torch.empty_like(initial), starts
 
 
 @torch.library.custom_op("rankone::linear_attention_chunked_backward", mutates_args=())
@@ -120,30 +171,34 @@ def _backward(
     v: Tensor,
     decay: Tensor | None,
     initial: Tensor,
+    starts: Tensor,
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    chunks = Chunks.of(q.shape[1], CHUNK, cu_seqlens)
-    q, k, v, grad = (chunks.split(x).to(initial.dtype) for x in (q, k, v, grad))
-    grad = scale * grad
-    decays = None if decay is None else Decays.of(chunks.split(decay).to(initial.dtype))
-    since, until, whole = (None,) * 3 if decays is None else decays[:3]
-    states, _ = _states(chunks, k, v, decays, initial)
-    added = fade(q, since).mT @ grad
-
-    def step(n: int, after: Tensor) -> Tensor:
-        return fade(after, None if whole is None else whole[:, :, n]) + added[:, :, n]
-
-    grad_after, grad_initial = backward_scan(chunks, grad_final, step)
-    r = scores(grad, v, decays)
-    dq = fade(grad @ states.mT, since) + r @ k
-    dk = r.mT @ q + fade(v @ grad_after.mT, until)
-    dv = scores(q, k, decays).mT @ grad + fade(k, until) @ grad_after
-    ddecay = q.new_empty(0)
-    if whole is not None:
-        after = whole * states + fade(k, until).mT @ v
-        ddecay = chunks.join(decay_gradient(q, dq, v, dv, after, grad_after))
-    return chunks.join(dq), chunks.join(dk), chunks.join(dv), ddecay, grad_initial.clone()
+    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    state, grad_initial = chunks.begin(grad_final)
+    found = []
+    for n, segment in reversed(list(enumerate(chunks.segments()))):
+        p = Parts.of(segment, q, k, v, decay, initial.dtype)
+        since, until, whole = p.factors
+        g = segment.split(grad, initial.dtype).mul_(scale)
+        states, _, _ = segment.forward_scan(starts[n], initial, initial, p.step())
+        after, state, grad_initial = segment.backward_scan(
+            state, grad_final, grad_initial, walk(whole, fade(p.q, since).mT @ g)
+        )
+        r = scores(g, p.v, p.decays)
+        dq = fade(g @ states.mT, since) + r @ p.k
+        dk = r.mT @ p.q + fade(p.v @ after.mT, until)
+        dv = scores(p.q, p.k, p.decays).mT @ g + fade(p.k, until) @ after
+        ddecay = ()
+        if whole is not None:
+            ends = whole * states + fade(p.k, until).mT @ p.v
+            ddecay = (decay_gradient(p.q, dq, p.v, dv, ends, after),)
+        found.append((dq, dk, dv, *ddecay))
+    grads = [chunks.join(parts) for parts in zip(*found[::-1], strict=True)]
+    if decay is None:
+        grads.append(initial.new_empty(0))
+    return *grads, chunks.end(state, grad_initial)
 
 
 @_backward.register_fake
@@ -156,6 +211,7 @@ def _(
     v: Tensor,
     decay: Tensor | None,
     initial: Tensor,
+    starts: Tensor,
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> Any:
@@ -166,14 +222,14 @@ def _(
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, scale = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*tensors, output[2])
     ctx.scale = scale
 
 
-def _autograd(ctx: Any, grad: Tensor, grad_final: Tensor) -> Any:
-    q, k, v, decay, initial, cu_seqlens = ctx.saved_tensors
+def _autograd(ctx: Any, grad: Tensor, grad_final: Tensor, _: Any) -> Any:
+    q, k, v, decay, initial, cu_seqlens, starts = ctx.saved_tensors
     dq, dk, dv, ddecay, dinitial = _backward(
-        grad, grad_final, q, k, v, decay, initial, cu_seqlens, ctx.scale
+        grad, grad_final, q, k, v, decay, initial, starts, cu_seqlens, ctx.scale
     )
     ddecay = None if decay is None else ddecay.to(decay.dtype)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), ddecay, dinitial, None, None
@@ -192,7 +248,7 @@ def forward(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and last states in the state's dtype; shapes are taken as right."""
-    output, final = _forward(q, k, v, decay, initial, cu_seqlens, scale)
+    output, final, _ = _forward(q, k, v, decay, initial, cu_seqlens, scale)
     return output, final
 
 
@@ -200,14 +256,13 @@ def everything(
     q: Tensor, k: Tensor, v: Tensor, initial: Tensor, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The non-causal form: every token sees all tokens of its sequence."""
-    if cu_seqlens is None:
+    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    if chunks.packing is None:
         q, k, v = (x.to(initial.dtype) for x in (q, k, v))
         state = initial + torch.einsum("bthk,bthv->bhkv", k, v)
         return scale * torch.einsum("bthk,bhkv->bthv", q, state), state
-    chunks = Chunks.of(q.shape[1], CHUNK, cu_seqlens)
-    assert chunks.packing is not None
-    owner = chunks.packing.sequence
-    q, k, v = (chunks.split(x).to(initial.dtype)[0] for x in (q, k, v))  # [H, N, C, …]
+    owner, whole = chunks.packing.sequence, Segment(chunks, 0, chunks.number)
+    q, k, v = (whole.split(x, initial.dtype)[0] for x in (q, k, v))  # [H, N, C, …]
     state = initial.index_add(0, owner, (k.mT @ v).movedim(1, 0))
     output = scale * (q @ state[owner].movedim(0, 1))
-    return chunks.join(output[None]), state
+    return chunks.join([output[None]]), state
