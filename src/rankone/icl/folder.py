@@ -12,6 +12,7 @@ Everything that is there already is read and checked before anything is done.
 from __future__ import annotations
 
 import os
+import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -183,9 +184,7 @@ def remove_checkpoints(out: Path, target: str) -> None:
     """Removes the checkpoints of a target whose runs are all trained."""
     parent = out / "checkpoints"
     for folder in parent.glob(f"{target}-*"):
-        for file in folder.glob("*.safetensors"):
-            file.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)  # what a write left behind that was killed, too
     if parent.exists() and not any(parent.iterdir()):
         parent.rmdir()
 

@@ -118,9 +118,9 @@ def _check_values(
         return
     everywhere = os.environ.get("RANKONE_CHECK") == "1"
     decay = scalars.get("decay")
-    if decay is not None and (everywhere or not decay.is_cuda) and bool((decay > 0).any()):
+    if decay is not None and (everywhere or decay.device.type == "cpu") and bool((decay > 0).any()):
         raise ValueError(f"decay is in log space and must be <= 0, got {float(decay.max())}")
-    if cu_seqlens is not None and (everywhere or not cu_seqlens.is_cuda):
+    if cu_seqlens is not None and (everywhere or cu_seqlens.device.type == "cpu"):
         offsets = cu_seqlens.tolist()
         if offsets[0] != 0 or offsets[-1] != length or sorted(offsets) != offsets:
             raise ValueError(

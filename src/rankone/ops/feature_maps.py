@@ -90,10 +90,12 @@ def orthogonal_projection(
     """
     _check_projection(features, dim)
     blocks = -(-features // dim)
-    like = {"generator": generator, "device": generator.device, "dtype": torch.float64}
-    q, r = torch.linalg.qr(torch.randn(blocks, dim, dim, **like))  # type: ignore[call-overload]
+    directions = gaussian_projection(blocks * dim, dim, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(directions.view(blocks, dim, dim))
     q = q * r.diagonal(dim1=1, dim2=2).sign()[:, None, :]
-    lengths = torch.randn(features, dim, **like).norm(dim=1)  # type: ignore[call-overload]
+    lengths = gaussian_projection(features, dim, generator=generator, dtype=torch.float64).norm(
+        dim=1
+    )
     rows: Tensor = q.flatten(0, 1)[:features] * lengths[:, None]
     return rows.to(dtype)
 

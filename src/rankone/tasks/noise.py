@@ -21,12 +21,12 @@ def _check_deviation(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a finite standard deviation >= 0, got {value!r}")
 
 
-def choose(
+def pick(
     values: tuple[float, ...], index: Int[Tensor, "*shape"], dtype: torch.dtype
 ) -> Float[Tensor, "*shape"]:
     """values[index], beyond the last one the last one; without a copy to the device, which waits.
 
-    >>> choose((1.5, 3.0), torch.tensor([0, 1, 2]), torch.float32)
+    >>> pick((1.5, 3.0), torch.tensor([0, 1, 2]), torch.float32)
     tensor([1.5000, 3.0000, 3.0000])
     """
     found = torch.full(index.shape, values[0], dtype=dtype, device=index.device)
@@ -127,7 +127,7 @@ class Categorical(Noise):
 
     def quantile(self, u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Equal parts of [0, 1), in the order of the values."""
-        return choose(self.values, (u * len(self.values)).long(), u.dtype)
+        return pick(self.values, (u * len(self.values)).long(), u.dtype)
 
     @property
     def mean_square(self) -> float:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from rankone.tasks.noise import Noise, choose
+from rankone.tasks.noise import Noise, pick
 
 
 class Prompts(NamedTuple):
@@ -164,7 +164,7 @@ class NoisyRegression:
         sigma = torch.stack([noise.quantile(u) for noise in noises], dim=1)
         directions = directions / directions.norm(dim=2, keepdim=True)
         in_turn = torch.arange(count, device=u.device) % max(1, len(spikes))
-        spike = choose(spikes or (1.0,), in_turn, u.dtype)
+        spike = pick(spikes or (1.0,), in_turn, u.dtype)
         scale = units or (1.0, u.new_ones(len(noises)))
         if fused:
             from rankone.tasks.fused_grams import assemble

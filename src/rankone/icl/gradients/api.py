@@ -156,5 +156,9 @@ def _check_shapes(
     if stream.shape != (p.shape[0],):
         raise ValueError(f"stream must have shape [R] = ({p.shape[0]},), got {tuple(stream.shape)}")
     # A look at the values of a tensor on a GPU would wait for it.
-    if not stream.is_cuda and len(stream) and not 0 <= stream.min() <= stream.max() < len(gram):
+    if (
+        stream.device.type == "cpu"
+        and len(stream)
+        and not 0 <= stream.min() <= stream.max() < len(gram)
+    ):
         raise ValueError(f"stream must be from 0 to {len(gram) - 1}, got {stream.tolist()}")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankone.ops.arguments import check_call, state_dtype
 from rankone.ops.dispatch import choose
+from rankone.ops.packed import each_sequence
 
 
 class DeltaRule(NamedTuple):
@@ -71,18 +72,18 @@ def delta_rule(
             device=q.device,
         )
     scale = sizes.keys**-0.5 if scale is None else float(scale)
-    call = (q, k, v, beta, decay, initial_state, scale)
+    call = (q, k, v, beta, decay)
     if name == "chunked":
         from rankone.ops.delta_rule import chunked
 
-        output, final = chunked.forward(*call, cu_seqlens)
+        output, final = chunked.forward(*call, initial_state, scale, cu_seqlens)
     else:
-        from rankone.ops.delta_rule import reference
+        from rankone.ops.delta_rule.reference import forward
 
         if cu_seqlens is None:
-            output, final = reference.forward(*call)
+            output, final = forward(*call, initial_state, scale)
         else:
-            output, final = reference.packed(*call, cu_seqlens.tolist())
+            output, final = each_sequence(forward, call, initial_state, scale, cu_seqlens.tolist())
     return DeltaRule(output.to(q.dtype), final if output_final_state else None)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,27 +27,3 @@ def forward(
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)
         outputs.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], state))
     return torch.stack(outputs, dim=1), state
-
-
-def packed(
-    q: Float[Tensor, "1 T H K"],
-    k: Float[Tensor, "1 T H K"],
-    v: Float[Tensor, "1 T H V"],
-    beta: Float[Tensor, "1 T H"],
-    decay: Float[Tensor, "1 T H"] | None,
-    states: Float[Tensor, "N H K V"],
-    scale: float,
-    offsets: list[int],
-) -> tuple[Float[Tensor, "1 T H V"], Float[Tensor, "N H K V"]]:
-    """Each packed sequence by itself."""
-    outputs, finals = [], []
-    for n, (begin, end) in enumerate(pairwise(offsets)):
-        state = states[n : n + 1]
-        if end > begin:
-            part = slice(begin, end)
-            own = None if decay is None else decay[:, part]
-            call = (q[:, part], k[:, part], v[:, part], beta[:, part], own)
-            output, state = forward(*call, state, scale)
-            outputs.append(output)
-        finals.append(state)
-    return torch.cat(outputs, dim=1), torch.cat(finals)

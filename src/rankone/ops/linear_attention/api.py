@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankone.ops.arguments import check_call, state_dtype
 from rankone.ops.dispatch import choose
+from rankone.ops.packed import each_sequence
 
 EPSILON = 1e-6
 """Added to the normaliser (Katharopoulos et al. 2020)."""
@@ -111,26 +112,16 @@ def linear_attention_step(
     normalize: bool = False,
 ) -> LinearAttention:
     """One token of `linear_attention`, for streaming: the output [B, H, V] and the new state."""
-    from rankone.ops.linear_attention import reference  # one token is its definition
-
-    fade = None if decay is None else decay[:, None]
-    kv, z = _parts(state, normalize)
-    q, k, v = (x[:, None] for x in (q, k, v))
-    sizes = check_call(q, k, v, {"decay": fade}, {"kv": kv, "z": z}, None)
-    scale = sizes.keys**-0.5 if scale is None else float(scale)
-    if kv is None:
-        shape = (sizes.batch, sizes.heads, sizes.keys, sizes.values)
-        kv = torch.zeros(shape, dtype=state_dtype(q.dtype), device=q.device)
-    if normalize:
-        z = torch.zeros_like(kv[..., 0]) if z is None else z
-        kv = torch.cat([kv, z[..., None]], dim=-1)
-        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-    output, kv = reference.forward(q, k, v, fade, kv, scale)
-    output = output[:, 0]
-    if not normalize:
-        return LinearAttention(output.to(q.dtype), kv)
-    output = output[..., :-1] / (output[..., -1:] + EPSILON)
-    return LinearAttention(output.to(q.dtype), NormalizedState(kv[..., :-1], kv[..., -1]))
+    output, state = linear_attention(
+        *(x[:, None] for x in (q, k, v)),
+        decay=None if decay is None else decay[:, None],
+        scale=scale,
+        normalize=normalize,
+        initial_state=state,
+        output_final_state=True,
+        impl="reference",  # one token is its definition
+    )
+    return LinearAttention(output[:, 0], state)
 
 
 def _parts(
@@ -172,7 +163,8 @@ def _compute(
     if offsets is None:
         output, final = reference.forward(q, k, v, decay, state, scale)
     else:
-        output, final = reference.packed(q, k, v, decay, state, scale, offsets)
+        call = (q, k, v, decay)
+        output, final = each_sequence(reference.forward, call, state, scale, offsets)
     if causal:
         return output, final
     owner = torch.arange(q.shape[0], device=q.device)[:, None].expand(q.shape[:2])

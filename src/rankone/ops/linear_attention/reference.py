@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,25 +24,3 @@ def forward(
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
         outputs.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], state))
     return torch.stack(outputs, dim=1), state
-
-
-def packed(
-    q: Float[Tensor, "1 T H K"],
-    k: Float[Tensor, "1 T H K"],
-    v: Float[Tensor, "1 T H V"],
-    decay: Float[Tensor, "1 T H"] | None,
-    states: Float[Tensor, "N H K V"],
-    scale: float,
-    offsets: list[int],
-) -> tuple[Float[Tensor, "1 T H V"], Float[Tensor, "N H K V"]]:
-    """Each packed sequence by itself."""
-    outputs, finals = [], []
-    for n, (begin, end) in enumerate(pairwise(offsets)):
-        state = states[n : n + 1]
-        if end > begin:
-            part = slice(begin, end)
-            own = None if decay is None else decay[:, part]
-            output, state = forward(q[:, part], k[:, part], v[:, part], own, state, scale)
-            outputs.append(output)
-        finals.append(state)
-    return torch.cat(outputs, dim=1), torch.cat(finals)
