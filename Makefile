@@ -39,13 +39,16 @@ lint: $(VENV)/.test  ## style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.run  ## time the training step against plain PyTorch
+bench: $(VENV)/.run  ## time the training step and the operations beside their peers
 	@echo "make bench: one training step, ours and the plain one, on this machine"
 	@$(BIN)/rankone bench icl
+	@echo "make bench: linear attention and the delta rule beside their peers, some 20 minutes"
+	@$(BIN)/rankone bench ops
 
-docs: $(VENV)/.run  ## docs/reproduction.md and the results in the README, from benchmarks/results
+docs: $(VENV)/.run  ## docs/reproduction.md and the results in other pages, from benchmarks/results
 	@echo "make docs: pages from the files in benchmarks/results"
 	@$(BIN)/python -m rankone.icl.docs_page
+	@$(BIN)/python -m rankone.bench.docs_page
 
 ifdef PY
 test-gpu:  ## the tests that need an NVIDIA GPU

@@ -8,10 +8,20 @@ from typing import get_args
 import pytest
 
 import rankone
-from rankone import cli
+from rankone import cli, commands
 from rankone.errors import BackendUnavailableError
 
-COMMANDS = [["doctor"], ["icl", "reproduce"], ["bench", "icl"]]
+COMMANDS = [
+    ["doctor"],
+    ["icl", "reproduce"],
+    ["bench", "icl"],
+    ["bench", "ops"],
+    ["bench", "kernels"],
+    ["bench", "scaling"],
+    ["bench", "approximation"],
+    ["mechanisms"],
+    ["train"],
+]
 
 
 @pytest.fixture
@@ -26,6 +36,12 @@ def calls(monkeypatch):
 
     recorder("rankone.icl.reproduce", "reproduce")
     recorder("rankone.icl.bench", "bench")
+    recorder("rankone.bench.ops", "bench")
+    recorder("rankone.bench.compiled", "show")
+    recorder("rankone.bench.scaling", "bench")
+    recorder("rankone.bench.approximation", "bench")
+    recorder("rankone.report.mechanisms", "show")
+    recorder("rankone.training.long_range", "train")
     recorder("rankone.doctor", "doctor")
     return recorded
 
@@ -59,8 +75,8 @@ def test_options_reach_the_reproduction(calls):
     ]
 
 
-@pytest.mark.parametrize("target", get_args(cli.Target))
-@pytest.mark.parametrize("preset", get_args(cli.Preset))
+@pytest.mark.parametrize("target", get_args(commands.Target))
+@pytest.mark.parametrize("preset", get_args(commands.Preset))
 def test_every_target_goes_with_every_preset_and_has_a_folder(calls, target, preset):
     assert cli.main(["icl", "reproduce", target, "--preset", preset]) == 0
     assert calls[0]["target"] == target
@@ -74,6 +90,28 @@ def test_options_reach_the_benchmark(calls):
     assert calls == [
         {"out": None, "device": "auto", "quick": False},
         {"out": Path("o.json"), "device": "cuda", "quick": True},
+    ]
+
+
+def test_options_reach_the_benchmark_of_the_operations(calls):
+    assert cli.main(["bench", "ops"]) == 0
+    first = ["--out", "o.json", "--device", "cuda", "--op", "delta_rule", "--minutes", "8"]
+    assert cli.main(["bench", "ops", *first, "--resume", "--quick"]) == 0
+    assert cli.main(["bench", "ops", "--redraw", "o.json"]) == 0
+    plain = {
+        "out": None,
+        "device": "auto",
+        "op": "all",
+        "quick": False,
+        "minutes": None,
+        "resume": False,
+        "redraw": None,
+    }
+    asked = {"out": Path("o.json"), "device": "cuda", "op": "delta_rule", "minutes": 8.0}
+    assert calls == [
+        plain,
+        plain | asked | {"resume": True, "quick": True},
+        plain | {"redraw": Path("o.json")},
     ]
 
 
@@ -111,14 +149,17 @@ def test_examples_run(calls, capsys, command):
         ("icl", ["reproduce"]),
         ("icl nothing", ["nothing", "reproduce"]),
         ("icl reproduce", ["table1", "fig7", "all"]),
-        ("icl reproduce table2", ["'table2'", "'target'", *get_args(cli.Target)]),
+        ("icl reproduce table2", ["'table2'", "'target'", *get_args(commands.Target)]),
         ("icl reproduce all --preset huge", ["'huge'", "--preset", "smoke", "laptop", "paper"]),
         ("icl reproduce all --device tpu", ["'tpu'", "--device", "auto", "cpu", "cuda"]),
         ("icl reproduce all --seed one", ["--seed", "'one'"]),
         ("icl reproduce all --out", ["--out"]),
         ("icl reproduce all --rsume", ["--rsume", "--resume"]),
         ("icl reproduce all more", ["more"]),
+        ("bench", ["icl", "ops", "kernels"]),
         ("bench icl --nothing", ["--nothing"]),
+        ("bench ops --op attention", ["'attention'", "--op", *get_args(commands.Op)]),
+        ("bench ops --minutes long", ["--minutes", "'long'"]),
         ("doctor --nothing", ["--nothing"]),
     ],
 )
@@ -184,7 +225,9 @@ def test_an_interrupted_command_that_cannot_resume_promises_nothing(monkeypatch,
 HEAVY = ("torch", "numpy", "numba", "matplotlib", "triton", "safetensors", "jaxtyping")
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "icl reproduce --help", "icl nothing"])
+@pytest.mark.parametrize(
+    "command", ["--help", "--version", "icl reproduce --help", "bench ops --help", "icl nothing"]
+)
 def test_help_imports_nothing_heavy(command):
     script = (
         "import sys; from rankone.cli import main; "

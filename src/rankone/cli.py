@@ -1,8 +1,4 @@
-"""The command line: parse, import lazily, call the library.
-
-Each command is a frozen dataclass; its fields are the options and `run` does the work. Nothing
-heavy is imported before a command runs, so `rankone --help` answers at once.
-"""
+"""The command line: parse, import lazily, call the library. The commands are in `commands`."""
 
 from __future__ import annotations
 
@@ -11,21 +7,16 @@ import io
 import os
 import re
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Any, cast
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes
 
 import rankone
+from rankone.commands import Command, Commands
 from rankone.errors import BackendUnavailableError
 
-__all__ = ["Bench", "BenchIcl", "Doctor", "Icl", "Reproduce", "main"]
-
-Target = Literal["table1", "fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "all"]
-Preset = Literal["smoke", "laptop", "paper"]
-Device = Literal["auto", "cpu", "cuda"]
+__all__ = ["main"]
 
 _DESCRIPTION = """Linear transformers: a library, a command line and a laboratory.
 
@@ -34,113 +25,15 @@ _EXAMPLES = (
     "rankone doctor",
     "rankone icl reproduce table1 --preset smoke --out runs/smoke",
     "rankone bench icl --quick",
+    "rankone bench ops --quick",
+    "rankone bench kernels --op delta_rule --keys 64 --values 64",
+    "rankone bench scaling --quick",
+    "rankone bench approximation --quick",
+    "rankone mechanisms",
+    "rankone train listops --mechanism linear --steps 200",
 )
-_RUNS = "(default: runs/PRESET)"
 _FAILED = 2
 _INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
-
-
-@dataclass(frozen=True)
-class Doctor:
-    """Print versions, devices, threads, what is installed and what `auto` would choose."""
-
-    def run(self) -> None:
-        """Print the examination."""
-        from rankone.doctor import doctor
-
-        doctor()
-
-
-@dataclass(frozen=True)
-class Reproduce:
-    """Make tables and figures of "Linear Transformers are Versatile In-Context Learners" again.
-
-    Trains the models, evaluates them, and writes tables, figures, a report, the trained models and
-    the resolved configuration.
-    """
-
-    target: Positional[Target]
-    """What to make: the table, one figure, or all of them."""
-
-    preset: Preset = "laptop"
-    """How much work: smoke takes seconds, laptop minutes on two cores, paper wants a GPU."""
-
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_RUNS)] = None
-    """Folder of the results."""
-
-    device: Device = "auto"
-    """Where to compute; auto takes the GPU if there is one."""
-
-    resume: bool = False
-    """Continue the run that the folder holds."""
-
-    seed: int = 0
-    """Seed of everything that is drawn."""
-
-    def run(self) -> None:
-        """Reproduce the target."""
-        from rankone.icl.reproduce import reproduce
-
-        reproduce(
-            target=self.target,
-            preset=self.preset,
-            out=self.out if self.out is not None else Path("runs") / self.preset,
-            device=self.device,
-            resume=self.resume,
-            seed=self.seed,
-        )
-
-
-@dataclass(frozen=True)
-class BenchIcl:
-    """Time one training step of the laboratory beside the plain PyTorch step, in one run."""
-
-    out: Annotated[
-        Path | None,
-        arg(
-            metavar="FILE",
-            help_behavior_hint="(default: benchmarks/results/icl-DEVICE.json in a checkout)",
-        ),
-    ] = None
-    """JSON file for the measurements, which are printed in any case."""
-
-    device: Device = "auto"
-    """Where to compute; auto takes the GPU if there is one."""
-
-    quick: bool = False
-    """Fewer repetitions and smaller sizes: a look, not a measurement."""
-
-    def run(self) -> None:
-        """Measure and print."""
-        from rankone.icl.bench import bench
-
-        bench(out=self.out, device=self.device, quick=self.quick)
-
-
-# The suppressed None keeps a group of one command a group.
-@dataclass(frozen=True)
-class Icl:
-    """The laboratory: what linear transformers learn in context."""
-
-    command: (
-        Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
-        | Annotated[None, tyro.conf.Suppress]
-    )
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Measure speed on this machine."""
-
-    command: Annotated[BenchIcl, tyro.conf.subcommand("icl")] | Annotated[None, tyro.conf.Suppress]
-
-
-_Command = Doctor | Reproduce | BenchIcl
-_Commands = (
-    Annotated[Doctor, tyro.conf.subcommand("doctor")]
-    | Annotated[Icl, tyro.conf.subcommand("icl")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -184,13 +77,13 @@ class _UsageError(Exception):
     """The arguments make no command."""
 
 
-def _parse(arguments: list[str]) -> _Command | None:
+def _parse(arguments: list[str]) -> Command | None:
     """Return the command that the arguments ask for, or None where they asked for help."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             parsed: Any = tyro.cli(
-                cast(Any, _Commands),
+                cast(Any, Commands),
                 prog="rankone",
                 description=_DESCRIPTION,
                 args=arguments,
@@ -201,7 +94,7 @@ def _parse(arguments: list[str]) -> _Command | None:
             _print_examples(arguments)
             return None
         raise _UsageError(_condense(complaint.getvalue())) from None
-    return cast(_Command, getattr(parsed, "command", parsed))
+    return cast(Command, getattr(parsed, "command", parsed))
 
 
 def _print_examples(arguments: list[str]) -> None:

@@ -14,7 +14,17 @@ from typing import Any
 
 import rankone
 
-__all__ = ["collect", "cores", "cpu_name", "installed_version"]
+__all__ = [
+    "TOLERATED_CORES",
+    "busy_seconds",
+    "collect",
+    "cores",
+    "cpu_name",
+    "installed_version",
+]
+
+TOLERATED_CORES = 0.1
+"""Times on the CPU are shown if other programs used less of the machine than this."""
 
 _PACKAGES = ("torch", "numpy", "numba", "triton")
 
@@ -68,6 +78,18 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def busy_seconds() -> float | None:
+    """Processor time spent so far by all programs but this one, where the system tells (Linux)."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return None
+    user, nice, system = map(int, words[1:4])
+    own = os.times()
+    return (user + nice + system) / ticks - own.user - own.system
 
 
 def installed_version(package: str) -> str | None:

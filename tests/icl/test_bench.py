@@ -13,7 +13,7 @@ from rankone.icl import bench as module
 from rankone.icl.bench import Plan, measure, plot
 from rankone.icl.contest import Contest, ParityError, token_step
 from rankone.icl.model import KINDS, LinearTransformer
-from rankone.icl.progress import Narrator
+from rankone.progress import Narrator
 
 CPU = torch.device("cpu")
 TINY = Plan(
@@ -108,7 +108,7 @@ def test_a_run_prints_tables_and_writes_a_stamped_file(tmp_path, monkeypatch, ca
 
 def test_a_busy_machine_is_told(tmp_path, monkeypatch, capsys):
     seconds = iter((0.0, 1e6))
-    monkeypatch.setattr(module, "_busy_seconds", lambda: next(seconds))
+    monkeypatch.setattr(module, "busy_seconds", lambda: next(seconds))
     monkeypatch.setattr(module, "QUICK", replace(TINY, layers=(1,), kinds=("diag",)))
     path = module.bench(out=tmp_path / "o.json", device="cpu", quick=True)
     assert json.loads(path.read_text())["other_cores"] > 1

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rankone.icl.docs_page import replace_block, reproduction_page, results_block, write_pages
+from rankone.icl.docs_page import reproduction_page, results_block, write_pages
 from rankone.icl.published import NOISES, table1
+from rankone.report.pages import replace_block
 
 STAMP = {
     "command": "rankone icl reproduce all --preset paper",

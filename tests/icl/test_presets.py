@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from rankone import cli
+from rankone import commands
 from rankone.icl.model import KINDS as MODEL_KINDS
 from rankone.icl.presets import FIGURES, KINDS, PRESET_NAMES, PRESETS, TARGETS
 from rankone.icl.published import NOISES
@@ -14,8 +14,8 @@ from rankone.tasks.noise import Categorical, Uniform, noise_from_name
 
 
 def test_the_command_line_offers_what_there_is():
-    assert get_args(cli.Target) == TARGETS
-    assert get_args(cli.Preset) == PRESET_NAMES
+    assert get_args(commands.Target) == TARGETS
+    assert get_args(commands.Preset) == PRESET_NAMES
     assert set(KINDS) == set(MODEL_KINDS)
 
 

@@ -9,13 +9,13 @@ import torch
 
 from rankone import cli
 from rankone.icl import reproduce as module
-from rankone.icl.folder import prepare_folder
 from rankone.icl.model import LinearTransformer
 from rankone.icl.presets import FIGURES, PRESETS
 from rankone.icl.progress import Narrator
 from rankone.icl.reproduce import reproduce, runs_for
 from rankone.icl.scoring import best_seeds
 from rankone.icl.training import Recipe
+from rankone.results import prepare_folder
 
 SMOKE = PRESETS["smoke"]
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from rankone.ops import delta_rule, linear_attention
 
 OPS = ("linear", "linear_decay", "linear_normalized", "delta", "delta_decay")
+
+
+def as_products(patch: pytest.MonkeyPatch) -> None:
+    """On the CPU too the form in chunks is products, as it is on other devices."""
+    for op in ("delta_rule", "linear_attention"):
+        patch.setattr(import_module(f"rankone.ops.{op}.api"), "walks", lambda device: False)
 
 
 def inputs(
@@ -75,11 +83,11 @@ def with_gradients(op: str, tensors: dict[str, Tensor], **options: Any) -> dict[
     """Outputs, and the gradients of a fixed sum over all of them by every input."""
     leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
     outputs = call(op, leaves, **options)
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=outputs["o"].device)
     for n, x in enumerate(outputs.values()):
         g = torch.Generator().manual_seed(n)
         weight = torch.randn(x.shape, generator=g, dtype=torch.float64)
-        total = total + (weight * x.double()).sum()
+        total = total + (weight.to(x.device) * x.double()).sum()
     grads = torch.autograd.grad(total, list(leaves.values()))
     named = {f"d{name}": g for name, g in zip(leaves, grads, strict=True)}
     return {name: x.detach() for name, x in outputs.items()} | named

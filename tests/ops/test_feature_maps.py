@@ -129,7 +129,9 @@ def test_favor_of_keys_does_not_look_at_other_keys():
 
 @pytest.mark.usefixtures("unchecked")
 def test_projections_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"shape \[F, K\] with K = 4, got \(8, 3\)"):
+    with pytest.raises(ValueError, match=r"shape \[F, K\] or \[H, F, K\] with K = 4.*got \(8, 3\)"):
         fm.favor(normal(2, 4), normal(8, 3), query=True)
+    with pytest.raises(ValueError, match=r"heads of x.*got \(3, 8, 4\) for \(5, 2, 4\)"):
+        fm.favor(normal(5, 2, 4), normal(3, 8, 4), query=True)
     with pytest.raises(ValueError, match="at least 1, got 0 and 3"):
         fm.orthogonal_projection(0, 3, generator=generator())

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.cases import OPS, assert_close, call, inputs, with_gradients
+from ops.cases import OPS, as_products, assert_close, call, inputs, with_gradients
 from rankone.ops import delta_rule_step, linear_attention, linear_attention_step
 
 FAST = ("chunked",)
@@ -24,6 +24,15 @@ SHAPES = [
     (2, 200, 2, 33, 7),
     (1, 1100, 1, 3, 2),  # more than one segment
 ]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["products", "walk"])
+def _way(request):
+    """Everything twice: as products over chunks, and by the compiled walk."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "products":
+            as_products(patch)
+        yield
 
 
 @pytest.mark.parametrize("impl", FAST)
@@ -277,3 +286,37 @@ def test_everything_compiles_as_one_graph():
     code = COMPILED.format(folder=str(Path(__file__).parents[1]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "compiled", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_autocast_changes_no_bit(op, dtype):
+    tensors = inputs(op, (2, 70, 2, 8, 6), dtype=dtype)
+    plain = with_gradients(op, tensors, impl="chunked")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = with_gradients(op, tensors, impl="chunked")
+    for name, x in plain.items():
+        assert torch.equal(cast[name], x), name
+
+
+@pytest.mark.parametrize("op", ["linear", "linear_normalized"])
+def test_autocast_changes_no_bit_without_causality(op):
+    tensors = inputs(op, (2, 70, 2, 8, 6), dtype=torch.float32)
+    plain = call(op, tensors, impl="chunked", causal=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = call(op, tensors, impl="chunked", causal=False)
+    for name, x in plain.items():
+        assert torch.equal(cast[name], x), name
+
+
+@pytest.mark.parametrize("keys", ["random", "alike"])
+def test_float32_is_exact_to_1e_5_over_many_chunks(keys):
+    tensors = inputs("delta_decay", (1, 2048, 1, 64, 64), dtype=torch.float32)
+    tensors["decay"] = tensors["decay"] * 0.01
+    if keys == "alike":
+        k = tensors["k"].abs()
+        tensors |= {"k": k / k.norm(dim=-1, keepdim=True)}
+        tensors["beta"] = torch.ones_like(tensors["beta"])
+    exact = {n: x.double() for n, x in tensors.items()}
+    want = with_gradients("delta_decay", exact, impl="chunked")
+    assert_close(with_gradients("delta_decay", tensors, impl="chunked"), want, 1e-5)

@@ -8,7 +8,6 @@ disagreement ends the run.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,11 +23,11 @@ from rich.table import Table
 from rankone import provenance
 from rankone.devices import pick_device
 from rankone.icl.contest import DIM, NOISES, Contest
-from rankone.icl.docs_page import TOLERATED_CORES
 from rankone.icl.ensemble import Ensemble
 from rankone.icl.gradients import choose
 from rankone.icl.model import KINDS, Kind
-from rankone.icl.progress import Narrator
+from rankone.progress import Narrator
+from rankone.provenance import TOLERATED_CORES, busy_seconds
 from rankone.storage import write_bytes, write_json
 
 Record = dict[str, Any]
@@ -87,12 +86,12 @@ def bench(*, out: Path | None = None, device: str = "auto", quick: bool = False)
     gpu = where.type == "cuda"
     plan = QUICK if quick else Plan(layers=tuple(range(1, 8 if gpu else 6)))
     path = _default_path(gpu, quick) if out is None else out
-    started, before = time.monotonic(), _busy_seconds()
+    started, before = time.monotonic(), busy_seconds()
     with Narrator() as narrator:
         records = measure(plan, where, narrator)
     stamp = provenance.collect(where.type)
     seconds = time.monotonic() - started
-    after = _busy_seconds()
+    after = busy_seconds()
     stamp["other_cores"] = (
         None if before is None or after is None else round(max(0.0, after - before) / seconds, 2)
     )
@@ -107,18 +106,6 @@ def bench(*, out: Path | None = None, device: str = "auto", quick: bool = False)
         )
     console.print(f"{seconds:.0f} s; {path} and {picture.name}")
     return path
-
-
-def _busy_seconds() -> float | None:
-    """Processor time spent so far by all programs but this one, where the system tells (Linux)."""
-    try:
-        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-        ticks = os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError):
-        return None
-    user, nice, system = map(int, words[1:4])
-    own = os.times()
-    return (user + nice + system) / ticks - own.user - own.system
 
 
 def _default_path(gpu: bool, quick: bool) -> Path:

@@ -6,14 +6,15 @@ Writes docs/reproduction.md and the block between the `results` marks in README.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from rankone.provenance import TOLERATED_CORES
 from rankone.report.layout import format_ours, format_published
+from rankone.report.pages import replace_block
 from rankone.report.records import (
     BASELINES,
     LABELS,
@@ -34,11 +35,8 @@ FILES = {
 }
 """Result → its file in benchmarks/results."""
 
-MARKS = ("<!-- results -->", "<!-- /results -->")
 _TITLES = {"paper": "The whole table", "laptop": "The laptop preset"}
 _FLOOR_GOAL = 1.25
-TOLERATED_CORES = 0.1
-"""Times are shown if other programs used less of the machine than this."""
 
 _HEAD = """# Reproduction: Table 1 of "Linear Transformers are Versatile In-Context Learners"
 
@@ -134,19 +132,6 @@ def results_block(results: dict[str, Path]) -> str:
     lines += [_speed(found[key]) for key in ("bench-cpu", "bench-gpu") if key in found]
     lines.append("All of it: [docs/reproduction.md](docs/reproduction.md), made by `make docs`.")
     return "\n".join(lines)
-
-
-def replace_block(text: str, block: str) -> str:
-    """`text` with `block` between the marks.
-
-    >>> replace_block("a <!-- results --> b <!-- /results --> c", "new")
-    'a <!-- results -->\\nnew\\n<!-- /results --> c'
-    """
-    first, last = MARKS
-    if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
-        raise ValueError(f"the text must hold {first} and then {last}, each once")
-    pattern = re.escape(first) + r".*" + re.escape(last)
-    return re.sub(pattern, lambda _: f"{first}\n{block}\n{last}", text, flags=re.DOTALL)
 
 
 def write_pages(root: Path) -> list[Path]:

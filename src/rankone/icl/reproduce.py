@@ -17,7 +17,6 @@ from rankone.icl.folder import (
     Diary,
     checkpoint_folder,
     model_path,
-    prepare_folder,
     read_diary,
     read_evaluation,
     read_models,
@@ -30,6 +29,7 @@ from rankone.icl.presets import FIGURES, KINDS, PRESETS, TARGETS, Preset
 from rankone.icl.progress import Narrator
 from rankone.icl.scoring import evaluate
 from rankone.icl.training import Recipe
+from rankone.results import prepare_folder
 from rankone.tasks.noise import noise_from_name
 
 LARGEST_SEED = 100_000

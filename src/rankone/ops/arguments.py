@@ -1,19 +1,25 @@
 """What the operations ask of their arguments, and what they say if it is not so.
 
 Shapes, dtypes and devices are always checked. Values are looked at where that costs no
-synchronisation, on the CPU; with RANKONE_CHECK=1 they are looked at everywhere, NaN and infinity
-included. Inside `torch.compile` values are not looked at.
+synchronisation, on the CPU, and once for each tensor of offsets; with RANKONE_CHECK=1 they are
+looked at everywhere, NaN and infinity included. Inside `torch.compile` and while a CUDA graph is
+captured values are not looked at.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+_seen_offsets: Any = WeakIdKeyDictionary()
+"""Offsets on a device that were looked at → what they were checked for."""
 
 
 class Sizes(NamedTuple):
@@ -120,13 +126,28 @@ def _check_values(
     decay = scalars.get("decay")
     if decay is not None and (everywhere or decay.device.type == "cpu") and bool((decay > 0).any()):
         raise ValueError(f"decay is in log space and must be <= 0, got {float(decay.max())}")
-    if cu_seqlens is not None and (everywhere or cu_seqlens.device.type == "cpu"):
-        offsets = cu_seqlens.tolist()
-        if offsets[0] != 0 or offsets[-1] != length or sorted(offsets) != offsets:
-            raise ValueError(
-                f"cu_seqlens must rise from 0 to T = {length} and never fall, got {offsets}"
-            )
+    if cu_seqlens is not None:
+        _check_offset_values(cu_seqlens, length, everywhere)
     if everywhere:
         for name, tensor in tensors.items():
             if tensor is not None and not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{name} must be finite, got a NaN or an infinite entry")
+
+
+def _check_offset_values(cu_seqlens: Tensor, length: int, everywhere: bool) -> None:
+    """Looks at the offsets; on a GPU only if they are new or were changed, for it must be waited
+    for."""
+    on_cpu = cu_seqlens.device.type == "cpu"
+    version = 0 if cu_seqlens.is_inference() else cu_seqlens._version
+    if not on_cpu and not everywhere and _seen_offsets.get(cu_seqlens) == (version, length):
+        return
+    capturing = cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing or cu_seqlens.is_meta:
+        return
+    offsets = cu_seqlens.tolist()
+    if offsets[0] != 0 or offsets[-1] != length or sorted(offsets) != offsets:
+        raise ValueError(
+            f"cu_seqlens must rise from 0 to T = {length} and never fall, got {offsets}"
+        )
+    if not on_cpu:
+        _seen_offsets[cu_seqlens] = (version, length)

@@ -101,45 +101,49 @@ def orthogonal_projection(
 
 
 def favor(
-    x: Float[Tensor, "*B K"], projection: Float[Tensor, "F K"], *, query: bool
+    x: Float[Tensor, "*B K"], projection: Float[Tensor, "*H F K"], *, query: bool
 ) -> Float[Tensor, "*B F"]:
     """Positive random features of softmax: E[φ(q)·φ(k)] = e^(q·k) (Choromanski et al. 2021).
 
     φ(x) = e^(W x - ‖x‖² / 2) / √F. For the kernel of attention scale q and k by K^-1/4. Of a query
     the largest exponent is subtracted, which a normaliser cancels. Nothing is subtracted of keys:
-    a maximum over keys would look at the future.
+    a maximum over keys would look at the future. A projection [H, F, K] has rows of its own for
+    every head of x [..., H, K].
     """
-    wide, w = _wide(x, projection)
-    exponent = wide @ w.mT - wide.square().sum(-1, keepdim=True) / 2
+    wide, projected = _projected(x, projection)
+    exponent = projected - wide.square().sum(-1, keepdim=True) / 2
     if query:
         exponent = exponent - exponent.amax(-1, keepdim=True).detach()
-    features: Tensor = exponent.exp() / projection.shape[0] ** 0.5
+    features: Tensor = exponent.exp() / projection.shape[-2] ** 0.5
     return features.to(x.dtype)
 
 
 def random_fourier(
-    x: Float[Tensor, "*B K"], projection: Float[Tensor, "F K"]
+    x: Float[Tensor, "*B K"], projection: Float[Tensor, "*H F K"]
 ) -> Float[Tensor, "*B F2"]:
     """[sin W x, cos W x] / √F: E[φ(q)·φ(k)] = e^(-‖q - k‖² / 2) (Rahimi and Recht 2007).
 
     For q and k of length 1 that is e^(q·k) up to a constant: random feature attention (Peng et al.
     2021). Features may be negative, and so may be a normaliser made of them.
     """
-    wide, w = _wide(x, projection)
-    angle = wide @ w.mT
-    features: Tensor = torch.cat([angle.sin(), angle.cos()], dim=-1) / projection.shape[0] ** 0.5
+    _, angle = _projected(x, projection)
+    features: Tensor = torch.cat([angle.sin(), angle.cos()], dim=-1) / projection.shape[-2] ** 0.5
     return features.to(x.dtype)
 
 
-def _wide(x: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in at least float32."""
-    if projection.dim() != 2 or projection.shape[1] != x.shape[-1]:
+def _projected(x: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
+    """x and W x in at least float32."""
+    heads = x.shape[-2:-1] if projection.dim() == 3 else ()
+    if projection.shape[:-2] != heads or projection.shape[-1] != x.shape[-1]:
         raise ValueError(
-            f"projection must have shape [F, K] with K = {x.shape[-1]}, "
-            f"got {tuple(projection.shape)}"
+            f"projection must have shape [F, K] or [H, F, K] with K = {x.shape[-1]} and the heads "
+            f"of x in its last axis but one, got {tuple(projection.shape)} for {tuple(x.shape)}"
         )
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.to(dtype), projection.to(dtype)
+    wide, w = x.to(dtype), projection.to(dtype)
+    if projection.dim() == 3:
+        return wide, torch.einsum("...hk,hfk->...hf", wide, w)
+    return wide, wide @ w.mT
 
 
 def _check_projection(features: int, dim: int) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankone.ops.arguments import check_call, state_dtype
-from rankone.ops.dispatch import choose
+from rankone.ops.dispatch import choose, walks
 from rankone.ops.packed import each_sequence
 
 
@@ -59,20 +59,28 @@ def delta_rule(
 
     Schlag et al. 2021, equations 22 to 25; Yang et al. 2024 (chunks); with decay: Yang et al. 2025.
     """
-    name, _ = choose(impl, q.device)
     scalars = {"beta": beta, "decay": decay}
     sizes = check_call(q, k, v, scalars, {"kv": initial_state}, cu_seqlens)
-    if initial_state is None:
-        initial_state = torch.zeros(
-            sizes.states,
-            sizes.heads,
-            sizes.keys,
-            sizes.values,
-            dtype=state_dtype(q.dtype),
-            device=q.device,
-        )
+    name, _ = choose(impl, q.device, dtype=q.dtype, keys=sizes.keys)
     scale = sizes.keys**-0.5 if scale is None else float(scale)
     call = (q, k, v, beta, decay)
+    if name == "triton":
+        from rankone.ops.delta_rule import triton
+
+        output, final = triton.forward(
+            *call, initial_state, scale, cu_seqlens, last=output_final_state
+        )
+        return DeltaRule(output, final if output_final_state else None)
+    if name == "chunked" and walks(q.device):
+        from rankone.ops import walk
+
+        output, final = walk.forward(
+            walk.Call(*call, scale), initial_state, cu_seqlens, last=output_final_state
+        )
+        return DeltaRule(output.to(q.dtype), final if output_final_state else None)
+    if initial_state is None:
+        shape = sizes.states, sizes.heads, sizes.keys, sizes.values
+        initial_state = torch.zeros(shape, dtype=state_dtype(q.dtype), device=q.device)
     if name == "chunked":
         from rankone.ops.delta_rule import chunked
 

@@ -1,22 +1,28 @@
 """The delta rule as matrix products over chunks of tokens, with its own backward.
 
-Inside a chunk what the tokens write, U [C, V], is the solution of a triangular system (the WY form,
-Yang et al. 2024, section 3). With c the running sum of decay, D_ij = e^(c_i - c_j) for i >= j, S
-the state before the chunk and L the part of beta (K Kᵀ ∘ D) below the diagonal:
+A key reads the state as a query does, and what it reads is what its value is short of. So inside a
+chunk the errors E [C, V] that are written are the solution of a triangular system (the WY form,
+Yang et al. 2024, section 3). With c the running sum of decay, D_ij = e^(c_i - c_j) for i >= j and
+0 above, B = beta K, S the state before the chunk and L the part of K Bᵀ ∘ D below the diagonal:
 
-    (I + L) U = beta (V - e^c K S)
-    O = scale (e^c Q) S + P U,    P = scale (Q Kᵀ ∘ D),    S ← e^c_C S + (e^(c_C - c) K)ᵀ U
+    (I + L) E = V - e^c K S = F
+    O = scale (e^c Q S + P E),   P = Q Bᵀ ∘ D,       S ← e^c_C S + (e^(c_C - c) B)ᵀ E
 
-U = U_0 - W S with U_0 = (I + L)⁻¹ beta V and W = (I + L)⁻¹ beta e^c K, one solve for all chunks of
-a segment at once; only the state walks. Backward, with Z the gradient of the state after the chunk:
+The inverse X = (I + L)⁻¹ is made for all chunks of a segment at once. The walk does without E:
 
-    dU = Pᵀ dO + (e^(c_C - c) K) Z            Y = (I + L)⁻ᵀ dU,   dL = -Y Uᵀ below the diagonal
-    Z ← e^c_C Z + scale (e^c Q)ᵀ dO - Wᵀ dU
-    dV = beta Y       dbeta_i = Y_i·(V - e^c K S)_i + (dL ∘ K Kᵀ ∘ D) 1
-    dQ = scale e^c dO Sᵀ + R K,   R = scale (dO Uᵀ ∘ D)
-    dK = Rᵀ Q + e^(c_C - c) U Zᵀ - beta e^c Y Sᵀ + M K + Mᵀ K,   M = beta dL ∘ D
+    S ← e^c_C S + N F,   N = (e^(c_C - c) B)ᵀ X      O = scale (e^c Q S + (P X) F)
 
-and decay as in linear attention, with dV instead of all that v enters.
+Backward, with G = scale dO, E = X F and Z the gradient of the state after the chunk:
+
+    dV = Y = (P X)ᵀ G + Nᵀ Z                     Z ← e^c_C Z + (e^c Q)ᵀ G - (e^c K)ᵀ Y
+    dQ = e^c G Sᵀ + R B,   R = G Eᵀ ∘ D          dB = Rᵀ Q + Mᵀ K + e^(c_C - c) E Zᵀ
+    dK' = -e^c Y Sᵀ + M B,   M = -Y Eᵀ ∘ D below the diagonal
+    dK = dK' + beta dB                           dbeta_i = dB_i·K_i
+
+Decay enters where e^c meets q and k and e^-c meets B, so the gradient of c_i is
+q_i·dq_i + k_i·dk'_i - B_i·dB_i, and for c_C as in linear attention.
+
+On the CPU compiled code walks instead: `rankone.ops.walk`.
 """
 
 from __future__ import annotations
@@ -29,30 +35,42 @@ from torch import Tensor
 from rankone.ops.chunks import Chunks, Segment, Step
 from rankone.ops.linear_attention.chunked import (
     Decays,
+    add_product,
     decay_gradient,
+    each,
+    end_gradient,
+    exactly,
+    factors,
     fade,
+    fade_,
     fake_starts,
+    keeping,
+    masked,
+    reading,
     scores,
 )
 
+CHUNK = 32
+"""Tokens in a chunk: the triangular systems are then small."""
+
 
 class Parts(NamedTuple):
-    """A segment of a call in the state's dtype: [B, H, n, C, …]."""
+    """A segment of a call in the state's dtype: [n, P, C, …]."""
 
-    q: Tensor
-    k: Tensor
     v: Tensor
-    beta: Tensor
-    """[B, H, n, C, 1]"""
+    written: Tensor
+    """Bᵀ, [K, C]: tokens are columns."""
     decays: Decays | None
-    lower: Tensor
-    """K Kᵀ ∘ D below the diagonal, [C, C]."""
-    system: Tensor
-    """L, [C, C]."""
-    free: Tensor
-    """U_0: what would be written into an empty state."""
+    inverse: Tensor
+    """X, [C, C]."""
+    inner: Tensor
+    """P X, [C, C]: how much each token reads of what those before it were short of."""
+    keys: Tensor
+    """N, [K, C]: where what tokens were short of is written."""
     erase: Tensor
-    """W: how what is written depends on the state before the chunk."""
+    """e^c K."""
+    read: Tensor
+    """e^c Q."""
 
     @classmethod
     def of(
@@ -66,53 +84,51 @@ class Parts(NamedTuple):
         dtype: torch.dtype,
     ) -> Parts:
         """The segment's part of a call, with the triangular systems solved."""
-        q, k, v, beta = (segment.split(x, dtype) for x in (q, k, v, beta))
+        written = segment.split(k, dtype, times=beta[..., None], across=True)
+        q, k, v = (segment.split(x, dtype) for x in (q, k, v))
         decays = None if decay is None else Decays.of(segment.split(decay, dtype))
-        beta = beta[..., None]
-        lower = scores(k, k, decays).tril_(-1)
-        system = beta * lower
-        since = None if decays is None else decays.since
-        right = torch.cat([v, fade(k, since)], dim=-1).mul_(beta)
-        solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        free, erase = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-        return cls(q, k, v, beta, decays, lower, system, free, erase)
+        since, until, _ = factors(decays)
+        inverse = _inverse(masked(k @ written, decays))
+        inner = scores(q, written, decays) @ inverse
+        keys = written @ fade(inverse, until)
+        return cls(v, written, decays, inverse, inner, keys, fade_(k, since), fade_(q, since))
 
-    @property
-    def factors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """e^c, e^(c_C - c) and e^c_C."""
-        return (None, None, None) if self.decays is None else self.decays[:3]
+    def step(self, short: Tensor) -> Step:
+        """From the state before a chunk to that after it; `short` is V, which becomes F."""
+        whole = each(factors(self.decays)[2], len(short))
+        keys, erase, rows = self.keys.unbind(), self.erase.unbind(), short.unbind()
 
-    def written(self, states: Tensor) -> Tensor:
-        """U, from the states before the chunks."""
-        return self.free - self.erase @ states
-
-    def step(self) -> Step:
-        """From the state before a chunk to that after it."""
-        _, until, whole = self.factors
-        keys = fade(self.k, until).mT
-
-        def step(n: int, state: Tensor) -> Tensor:
-            written = self.free[:, :, n] - self.erase[:, :, n] @ state
-            kept = fade(state, None if whole is None else whole[:, :, n])
-            return kept + keys[:, :, n] @ written
+        def step(n: int, state: Tensor) -> None:
+            rows[n].baddbmm_(erase[n], state, alpha=-1)
+            fade_(state, whole[n]).baddbmm_(keys[n], rows[n])
 
         return step
 
-    def back(self, local: Tensor, read: Tensor) -> Step:
-        """From the gradient of the state after a chunk to that before it: `local` is the gradient
-        of what is written and read in the same chunk, `read` that of the state which is read."""
-        _, until, whole = self.factors
-        keys = fade(self.k, until)
+    def back(self, g: Tensor, dshort: Tensor) -> Step:
+        """From the gradient of the state after a chunk to that before it; `dshort` is (P X)ᵀ G,
+        which becomes Y."""
+        whole = each(factors(self.decays)[2], len(g))
+        keys, erase, read = (x.mT.unbind() for x in (self.keys, self.erase, self.read))
+        grads, rows = g.unbind(), dshort.unbind()
 
-        def step(n: int, after: Tensor) -> Tensor:
-            dwritten = local[:, :, n] + keys[:, :, n] @ after
-            kept = fade(after, None if whole is None else whole[:, :, n])
-            return kept + read[:, :, n] - self.erase[:, :, n].mT @ dwritten
+        def step(n: int, state: Tensor) -> None:
+            rows[n].baddbmm_(keys[n], state)
+            fade_(state, whole[n]).baddbmm_(read[n], grads[n])
+            state.baddbmm_(erase[n], rows[n], alpha=-1)
 
         return step
+
+
+def _inverse(system: Tensor) -> Tensor:
+    """(I + L)⁻¹ where L is the part of the system below the diagonal."""
+    eye = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
+    eye = eye.expand(system.shape)
+    upper: Tensor = torch.linalg.solve_triangular(system.mT, eye, upper=True, unitriangular=True)
+    return upper.mT
 
 
 @torch.library.custom_op("rankone::delta_rule_chunked", mutates_args=())
+@exactly
 @no_type_check
 def _forward(
     q: Tensor,
@@ -124,17 +140,17 @@ def _forward(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    chunks = Chunks.of(q.shape[1], cu_seqlens, CHUNK)
+    output = chunks.room(v, initial.dtype)
     state, final = chunks.begin(initial)
-    outputs, starts = [], []
+    starts = []
     for segment in chunks.segments():
         p = Parts.of(segment, q, k, v, beta, decay, initial.dtype)
-        starts.append(state)
-        states, state, final = segment.forward_scan(state, initial, final, p.step())
-        read = scores(p.q, p.k, p.decays) @ p.written(states)
-        read += fade(p.q, p.factors[0]) @ states
-        outputs.append(read.mul_(scale))
-    return chunks.join(outputs), chunks.end(state, final), torch.stack(starts)
+        starts.append(state.clone())
+        read = torch.empty_like(p.v)
+        segment.forward_scan(state, initial, final, reading(p.read, read, p.step(p.v)))
+        segment.put(add_product(read, p.inner, p.v), output, scale)
+    return chunks.join(output), chunks.end(state, final), torch.stack(starts)
 
 
 @_forward.register_fake
@@ -149,11 +165,12 @@ def _(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> Any:
-    starts = fake_starts(q, initial, cu_seqlens)
+    starts = fake_starts(q, initial, cu_seqlens, CHUNK)
     return initial.new_empty(v.shape), torch.empty_like(initial), starts
 
 
 @torch.library.custom_op("rankone::delta_rule_chunked_backward", mutates_args=())
+@exactly
 @no_type_check
 def _backward(
     grad: Tensor,
@@ -168,48 +185,54 @@ def _backward(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    chunks = Chunks.of(q.shape[1], cu_seqlens, CHUNK)
+    grads = [chunks.room(x, initial.dtype) for x in (q, k, v, beta, decay) if x is not None]
     state, grad_initial = chunks.begin(grad_final)
-    found = []
     for n, segment in reversed(list(enumerate(chunks.segments()))):
         p = Parts.of(segment, q, k, v, beta, decay, initial.dtype)
-        g = segment.split(grad, initial.dtype).mul_(scale)
-        states, _, _ = segment.forward_scan(starts[n], initial, initial, p.step())
-        local = scores(p.q, p.k, p.decays).mT @ g
-        after, state, grad_initial = segment.backward_scan(
-            state, grad_final, grad_initial, p.back(local, fade(p.q, p.factors[0]).mT @ g)
-        )
-        found.append(_segment_gradients(p, g, states, after, local))
-    grads = [chunks.join(parts) for parts in zip(*found[::-1], strict=True)]
+        g = segment.split(grad, initial.dtype, times=scale)
+        before, after = segment.states(state), segment.states(state)
+        segment.forward_scan(starts[n].clone(), initial, None, keeping(before, p.step(p.v)))
+        dv = p.inner.mT @ g
+        segment.backward_scan(state, grad_final, grad_initial, keeping(after, p.back(g, dv)))
+        inputs = [segment.split(x, initial.dtype) for x in (q, k, beta)]
+        found = _segment_gradients(p, *inputs, g, dv, before, after)
+        for x, room in zip(found, grads, strict=True):
+            segment.put(x, room)
+    found = [chunks.join(x) for x in grads]
     if decay is None:
-        grads.append(initial.new_empty(0))
-    return *grads, chunks.end(state, grad_initial)
+        found.append(initial.new_empty(0))
+    return *found, chunks.end(state, grad_initial)
 
 
 def _segment_gradients(
-    p: Parts, g: Tensor, states: Tensor, after: Tensor, local: Tensor
+    p: Parts,
+    q: Tensor,
+    k: Tensor,
+    beta: Tensor,
+    g: Tensor,
+    dv: Tensor,
+    states: Tensor,
+    dstates: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, beta and, if there is one, decay. `g` is scale dO, `states` those
-    before the chunks, `after` the gradients of the states after them, `local` Pᵀ dO."""
-    since, until, whole = p.factors
-    keys, written = fade(p.k, until), p.written(states)
-    y = torch.linalg.solve_triangular(
-        p.system.mT, local + keys @ after, upper=True, unitriangular=True
-    )
-    dsystem = -(y @ written.mT).tril_(-1)
-    r = scores(g, written, p.decays)
-    m = p.beta * dsystem
-    m = m if p.decays is None else m.mul_(p.decays.between)
-    dq = fade(g @ states.mT, since) + r @ p.k
-    dk = r.mT @ p.q + fade(written @ after.mT, until)
-    dk += (m + m.mT) @ p.k - p.beta * fade(y @ states.mT, since)
-    dv = p.beta * y
-    surprise = p.v - fade(p.k, since) @ states
-    dbeta = (y * surprise).sum(-1) + (dsystem * p.lower).sum(-1)
-    if whole is None:
-        return dq, dk, dv, dbeta
-    ends = whole * states + keys.mT @ written
-    return dq, dk, dv, dbeta, decay_gradient(p.q, dq, p.v, dv, ends, after)
+    """Gradients of q, k, v, beta and, if there is one, decay. `g` is G, `dv` is Y, `states` those
+    before the chunks, `dstates` the gradients of those after them."""
+    since, until, whole = factors(p.decays)
+    errors, written = p.inverse @ p.v, p.written.mT
+    r = scores(g, errors.mT, p.decays)
+    m = masked(dv @ errors.mT, p.decays).tril_(-1).neg_()
+    dq = add_product(fade_(g @ states.mT, since), r, written)
+    dk = add_product(fade_(dv @ states.mT, since).neg_(), m, written)
+    dwritten = fade_(errors @ dstates.mT, until)
+    at_end = None if whole is None else end_gradient(whole, states, dstates, written, dwritten)
+    add_product(add_product(dwritten, r.mT, q), m.mT, k)
+    dbeta = (dwritten * k).sum(-1)
+    ddecay: tuple[Tensor, ...] = ()
+    if at_end is not None:
+        own = (q * dq).sum(-1) + (k * dk).sum(-1) - beta * dbeta
+        ddecay = (decay_gradient(own, at_end),)
+    dk += dwritten.mul_(beta[..., None])
+    return dq, dk, dv, dbeta, *ddecay
 
 
 @_backward.register_fake

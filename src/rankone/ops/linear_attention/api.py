@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankone.ops.arguments import check_call, state_dtype
-from rankone.ops.dispatch import choose
+from rankone.ops.dispatch import choose, walks
 from rankone.ops.packed import each_sequence
 
 EPSILON = 1e-6
@@ -73,32 +75,32 @@ def linear_attention(
 
     Katharopoulos et al. 2020, equations 10 to 12; with decay: Sun et al. 2023 (RetNet).
     """
-    name, _ = choose(impl, q.device)
     if decay is not None and not causal:
         raise ValueError("decay says how the past fades: it needs causal=True")
     kv, z = _parts(initial_state, normalize)
     state = {"kv": kv, "z": z}
     sizes = check_call(q, k, v, {"decay": decay}, state, cu_seqlens)
-    dtype = state_dtype(q.dtype)
-    if kv is None:
-        kv = torch.zeros(
-            sizes.states, sizes.heads, sizes.keys, sizes.values, dtype=dtype, device=q.device
-        )
+    name, _ = choose(impl, q.device, dtype=q.dtype, keys=sizes.keys)
     scale = sizes.keys**-0.5 if scale is None else float(scale)
-    # The normaliser is one more value, 1 for every token.
-    values = v
-    if normalize:
-        z = torch.zeros_like(kv[..., 0]) if z is None else z
-        kv = torch.cat([kv, z[..., None]], dim=-1)
-        values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-    output, final = _compute(name, q, k, values, decay, kv, scale, causal, cu_seqlens)
-    if normalize:
-        output = output[..., :-1] / (output[..., -1:] + EPSILON)
-    output = output.to(q.dtype)
-    if not output_final_state:
-        return LinearAttention(output, None)
-    last = NormalizedState(final[..., :-1], final[..., -1]) if normalize else final
-    return LinearAttention(output, last)
+    options: dict[str, Any] = {
+        "decay": decay,
+        "scale": scale,
+        "causal": causal,
+        "cu_seqlens": cu_seqlens,
+    }
+    compute: Compute
+    if name == "triton":
+        compute = partial(_fused, last=output_final_state, wide=normalize, **options)
+    else:
+        options |= {"last": output_final_state}
+        compute = partial(_unfused, name, states=sizes.states, **options)
+    if not normalize:
+        output, final = compute(q, k, v, kv)
+        return LinearAttention(output.to(q.dtype), final if output_final_state else None)
+    # A tile of the kernels has room for one more value unless the values fill it.
+    together = name != "triton" or sizes.values % 16 != 0
+    output, last = _normalized(compute, q, k, v, kv, z, together=together)
+    return LinearAttention(output.to(q.dtype), last if output_final_state else None)
 
 
 def linear_attention_step(
@@ -139,18 +141,80 @@ def _parts(
     return (state[0], state[1]) if isinstance(state, tuple) else (state, None)
 
 
-def _compute(
+Compute = Callable[..., tuple[Tensor, Tensor]]
+"""q, k, v and the initial state, or None → outputs and last states."""
+
+
+def _normalized(
+    compute: Compute,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: Tensor | None,
+    z: Tensor | None,
+    *,
+    together: bool,
+) -> tuple[Tensor, NormalizedState]:
+    """Outputs over their normalisers. The normaliser is one more value, 1 for every token, which
+    may be computed together with the others."""
+    ones = torch.ones_like(v[..., :1])
+    z = None if z is None else z[..., None]
+    if together:
+        state = None if kv is None or z is None else torch.cat([kv, z], dim=-1)
+        output, final = compute(q, k, torch.cat([v, ones], dim=-1), state)
+        output, sums = output[..., :-1], output[..., -1:]
+        final, final_z = final[..., :-1], final[..., -1:]
+    else:
+        output, final = compute(q, k, v, kv)
+        sums, final_z = compute(q, k, ones, z)
+    last = NormalizedState(final, final_z[..., 0] if final_z.dim() == 4 else final_z)
+    return output / (sums + EPSILON), last
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None,
+    *,
+    decay: Tensor | None,
+    scale: float,
+    causal: bool,
+    cu_seqlens: Tensor | None,
+    last: bool,
+    wide: bool,
+) -> tuple[Tensor, Tensor]:
+    """By the kernels; `wide` outputs are in float32, others in the dtype of q."""
+    from rankone.ops.linear_attention import triton
+
+    return triton.forward(
+        q, k, v, decay, state, scale, cu_seqlens, causal=causal, last=last, wide=wide
+    )
+
+
+def _unfused(
     name: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    state: Tensor | None,
+    *,
     decay: Tensor | None,
-    state: Tensor,
     scale: float,
     causal: bool,
     cu_seqlens: Tensor | None,
+    states: int,
+    last: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs and last states in the state's dtype."""
+    """In chunks or by the definition: outputs and, at least if `last`, last states in the state's
+    dtype."""
+    if name == "chunked" and causal and walks(q.device):
+        from rankone.ops import walk
+
+        return walk.forward(walk.Call(q, k, v, None, decay, scale), state, cu_seqlens, last=last)
+    if state is None:
+        shape = states, q.shape[2], q.shape[3], v.shape[3]
+        state = torch.zeros(shape, dtype=state_dtype(q.dtype), device=q.device)
     if name == "chunked":
         from rankone.ops.linear_attention import chunked
 

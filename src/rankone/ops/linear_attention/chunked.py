@@ -13,22 +13,32 @@ Backward, with Z the gradient of the state after the chunk, R = scale (dO Vᵀ �
 Decay enters only where e^c meets q and e^-c meets v, so the gradient of c_i is q_i·dq_i - v_i·dv_i,
 and <Z, S after the chunk> for c_C. Exponents are never positive: nothing overflows.
 
+On the CPU compiled code walks instead: `rankone.ops.walk`.
+
 Chunks are worked on in segments whose temporaries stay in cache. Kept for the backward are the
 states at the beginning of the segments; the others are computed again.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, no_type_check
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast, no_type_check
 
 import torch
 from torch import Tensor
 
-from rankone.ops.chunks import CHUNK, SEGMENT, Chunks, Segment, Step
+from rankone.ops.chunks import SEGMENT, Chunks, Segment, Step, count
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CHUNK = 64
+"""Tokens in a chunk."""
 
 
 class Decays(NamedTuple):
-    """What a chunk needs of its decay, all factors at most 1; shapes [B, H, n, …]."""
+    """What a chunk needs of its decay, all factors at most 1; shapes [n, P, …]."""
 
     since: Tensor
     """e^c, [C, 1]: how much of the state before the chunk is left at each token."""
@@ -37,19 +47,30 @@ class Decays(NamedTuple):
     whole: Tensor
     """e^c_C, [1, 1]: how much of the state before the chunk is left at the end."""
     between: Tensor
-    """D, [C, C]."""
+    """D on and below the diagonal, [C, C]; above it are ones."""
 
     @classmethod
     def of(cls, decay: Tensor) -> Decays:
-        """From log decays [B, H, n, C]."""
+        """From log decays [n, P, C]."""
         c = decay.cumsum(-1)
-        total = c[..., -1:]
-        gap = c[..., :, None] - c[..., None, :]
-        above = torch.ones(gap.shape[-2:], dtype=torch.bool, device=gap.device).triu(1)
-        between = gap.masked_fill_(above, -torch.inf).exp_()
-        return cls(
-            c.exp()[..., None], (total - c).exp()[..., None], total.exp()[..., None], between
-        )
+        between = _left(c[..., :, None] - c[..., None, :])
+        since = _left(c)[..., None]
+        return cls(since, between[..., -1:, :].mT, since[..., -1:, :], between)
+
+
+def _left(exponent: Tensor) -> Tensor:
+    """e^exponent, in place, for exponents of at most 0 (others count as 0).
+
+    What is nearly too small for the dtype is nothing: numbers below its range are very slow.
+    """
+    least = torch.finfo(exponent.dtype).tiny ** 0.9
+    left = exponent.clamp_(math.log(least) - 1, 0).exp_()
+    return torch.threshold_(left, least, 0.0)
+
+
+def factors(decays: Decays | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """e^c, e^(c_C - c) and e^c_C."""
+    return (None, None, None) if decays is None else decays[:3]
 
 
 def fade(x: Tensor, factor: Tensor | None) -> Tensor:
@@ -58,42 +79,87 @@ def fade(x: Tensor, factor: Tensor | None) -> Tensor:
 
 
 def scores(a: Tensor, b: Tensor, decays: Decays | None) -> Tensor:
-    """a bᵀ ∘ D: how much each token gets of those before it and of itself."""
-    product = a @ b.mT
-    return product.tril_() if decays is None else product.mul_(decays.between)
+    """a b ∘ D: how much each token gets of those before it and of itself; b is [n, P, K, C]."""
+    return masked(a @ b, decays).tril_()
 
 
-def walk(whole: Tensor | None, added: Tensor) -> Step:
-    """A step of a scan: what was there fades, and something is added."""
+def masked(x: Tensor, decays: Decays | None) -> Tensor:
+    """x ∘ D in place, with anything at all above the diagonal."""
+    return x if decays is None else x.mul_(decays.between)
 
-    def step(n: int, state: Tensor) -> Tensor:
-        return fade(state, None if whole is None else whole[:, :, n]) + added[:, :, n]
+
+def fade_(x: Tensor, factor: Tensor | None) -> Tensor:
+    """`x` times a factor in place, where there is one."""
+    return x if factor is None else x.mul_(factor)
+
+
+def walk(whole: Tensor | None, keys: Tensor, values: Tensor) -> Step:
+    """A step of a scan: the state fades, and products of keys and values are added."""
+    wholes, columns, rows = each(whole, len(keys)), keys.unbind(), values.unbind()
+
+    def step(n: int, state: Tensor) -> None:
+        fade_(state, wholes[n]).baddbmm_(columns[n], rows[n])
 
     return step
 
 
-def decay_gradient(
-    q: Tensor, dq: Tensor, v: Tensor, dv: Tensor, after: Tensor, grad_after: Tensor
-) -> Tensor:
-    """The gradient of log decays [B, H, n, C]; `after` is the state after each chunk."""
-    own = (q * dq).sum(-1) - (v * dv).sum(-1)
-    at_end = (after * grad_after).sum((-1, -2))
+def reading(queries: Tensor, read: Tensor, step: Step) -> Step:
+    """The same step, after queries have read the state into a place for it."""
+    rows, places = queries.unbind(), read.unbind()
+
+    def look(n: int, state: Tensor) -> None:
+        torch.bmm(rows[n], state, out=places[n])
+        step(n, state)
+
+    return look
+
+
+def keeping(kept: Tensor, step: Step) -> Step:
+    """The same step, after the state has been written down."""
+    places = kept.unbind()
+
+    def keep(n: int, state: Tensor) -> None:
+        places[n].copy_(state)
+        step(n, state)
+
+    return keep
+
+
+def each(factor: Tensor | None, number: int) -> Sequence[Tensor | None]:
+    """The factors of all chunks of a segment."""
+    return [None] * number if factor is None else factor.unbind()
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total + a b in place, [n, P, …] each."""
+    total.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
+    return total
+
+
+def end_gradient(whole: Tensor, states: Tensor, dstates: Tensor, k: Tensor, dk: Tensor) -> Tensor:
+    """The gradient of c_C, [n, P]: the product of the state after each chunk and its gradient.
+    `dk` is what keys get from that gradient."""
+    kept = whole[..., 0, 0] * (states * dstates).sum((-1, -2))
+    return kept + (k * dk).sum((-1, -2))
+
+
+def decay_gradient(own: Tensor, at_end: Tensor) -> Tensor:
+    """The gradient of log decays [n, P, C] from those of c [n, P, C] and c_C [n, P]."""
     return own.flip(-1).cumsum(-1).flip(-1) + at_end[..., None]
 
 
-def fake_starts(q: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The shape of the states at the beginning of all segments."""
-    number = -(-q.shape[1] // CHUNK)
-    if cu_seqlens is not None:
-        number = q.shape[1] // CHUNK + cu_seqlens.shape[0] - 1
-    return initial.new_empty(-(-number // SEGMENT), q.shape[0], *initial.shape[1:])
+def fake_starts(q: Tensor, initial: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
+    """The shape of the states at the beginning of all segments, with chunks of a size."""
+    segments = -(-count(q.shape[1], cu_seqlens, size) // (SEGMENT // size))
+    return initial.new_empty(segments, q.shape[0] * q.shape[2], *initial.shape[2:])
 
 
 class Parts(NamedTuple):
-    """A segment of a call in the state's dtype: [B, H, n, C, …]."""
+    """A segment of a call in the state's dtype: [n, P, C, …]."""
 
     q: Tensor
     k: Tensor
+    """[K, C]: tokens are columns."""
     v: Tensor
     decays: Decays | None
 
@@ -108,21 +174,34 @@ class Parts(NamedTuple):
         dtype: torch.dtype,
     ) -> Parts:
         """The segment's part of a call."""
-        q, k, v = (segment.split(x, dtype) for x in (q, k, v))
-        return cls(q, k, v, None if decay is None else Decays.of(segment.split(decay, dtype)))
-
-    @property
-    def factors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """e^c, e^(c_C - c) and e^c_C."""
-        return (None, None, None) if self.decays is None else self.decays[:3]
+        return cls(
+            segment.split(q, dtype),
+            segment.split(k, dtype, across=True),
+            segment.split(v, dtype),
+            None if decay is None else Decays.of(segment.split(decay, dtype)),
+        )
 
     def step(self) -> Step:
         """From the state before a chunk to that after it."""
-        _, until, whole = self.factors
-        return walk(whole, fade(self.k, until).mT @ self.v)
+        _, until, whole = factors(self.decays)
+        return walk(whole, fade(self.k.mT, until).mT, self.v)
+
+
+def exactly(function: F) -> F:
+    """The function with its products in the dtype of their operands, whatever autocast says."""
+
+    @functools.wraps(function)
+    @no_type_check
+    def run(*args: Any, **options: Any) -> Any:
+        device = next(x.device.type for x in args if isinstance(x, Tensor))
+        with torch.autocast(device, enabled=False):
+            return function(*args, **options)
+
+    return cast(F, run)
 
 
 @torch.library.custom_op("rankone::linear_attention_chunked", mutates_args=())
+@exactly
 @no_type_check
 def _forward(
     q: Tensor,
@@ -133,17 +212,18 @@ def _forward(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    chunks = Chunks.of(q.shape[1], cu_seqlens, CHUNK)
+    output = chunks.room(v, initial.dtype)
     state, final = chunks.begin(initial)
-    outputs, starts = [], []
+    starts = []
     for segment in chunks.segments():
         p = Parts.of(segment, q, k, v, decay, initial.dtype)
-        starts.append(state)
-        states, state, final = segment.forward_scan(state, initial, final, p.step())
-        read = scores(p.q, p.k, p.decays) @ p.v
-        read += fade(p.q, p.factors[0]) @ states
-        outputs.append(read.mul_(scale))
-    return chunks.join(outputs), chunks.end(state, final), torch.stack(starts)
+        starts.append(state.clone())
+        inner, read = scores(p.q, p.k, p.decays), torch.empty_like(p.v)
+        step = reading(fade_(p.q, factors(p.decays)[0]), read, p.step())
+        segment.forward_scan(state, initial, final, step)
+        segment.put(add_product(read, inner, p.v), output, scale)
+    return chunks.join(output), chunks.end(state, final), torch.stack(starts)
 
 
 @_forward.register_fake
@@ -157,11 +237,12 @@ def _(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> Any:
-    starts = fake_starts(q, initial, cu_seqlens)
+    starts = fake_starts(q, initial, cu_seqlens, CHUNK)
     return initial.new_empty(v.shape), torch.empty_like(initial), starts
 
 
 @torch.library.custom_op("rankone::linear_attention_chunked_backward", mutates_args=())
+@exactly
 @no_type_check
 def _backward(
     grad: Tensor,
@@ -175,30 +256,39 @@ def _backward(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    chunks = Chunks.of(q.shape[1], cu_seqlens, CHUNK)
+    grads = [chunks.room(x, initial.dtype) for x in (q, k, v, decay) if x is not None]
     state, grad_initial = chunks.begin(grad_final)
-    found = []
     for n, segment in reversed(list(enumerate(chunks.segments()))):
         p = Parts.of(segment, q, k, v, decay, initial.dtype)
-        since, until, whole = p.factors
-        g = segment.split(grad, initial.dtype).mul_(scale)
-        states, _, _ = segment.forward_scan(starts[n], initial, initial, p.step())
-        after, state, grad_initial = segment.backward_scan(
-            state, grad_final, grad_initial, walk(whole, fade(p.q, since).mT @ g)
-        )
-        r = scores(g, p.v, p.decays)
-        dq = fade(g @ states.mT, since) + r @ p.k
-        dk = r.mT @ p.q + fade(p.v @ after.mT, until)
-        dv = scores(p.q, p.k, p.decays).mT @ g + fade(p.k, until) @ after
-        ddecay = ()
-        if whole is not None:
-            ends = whole * states + fade(p.k, until).mT @ p.v
-            ddecay = (decay_gradient(p.q, dq, p.v, dv, ends, after),)
-        found.append((dq, dk, dv, *ddecay))
-    grads = [chunks.join(parts) for parts in zip(*found[::-1], strict=True)]
+        g = segment.split(grad, initial.dtype, times=scale)
+        before, after = segment.states(state), segment.states(state)
+        segment.forward_scan(starts[n].clone(), initial, None, keeping(before, p.step()))
+        since, _, whole = factors(p.decays)
+        step = walk(whole, fade(p.q, since).mT, g)
+        segment.backward_scan(state, grad_final, grad_initial, keeping(after, step))
+        for x, room in zip(_segment_gradients(p, g, before, after), grads, strict=True):
+            segment.put(x, room)
+    found = [chunks.join(x) for x in grads]
     if decay is None:
-        grads.append(initial.new_empty(0))
-    return *grads, chunks.end(state, grad_initial)
+        found.append(initial.new_empty(0))
+    return *found, chunks.end(state, grad_initial)
+
+
+def _segment_gradients(p: Parts, g: Tensor, states: Tensor, dstates: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and, if there is one, decay. `g` is scale dO, `states` those before the
+    chunks, `dstates` the gradients of those after them."""
+    since, until, whole = factors(p.decays)
+    r = scores(g, p.v.mT, p.decays)
+    dq = add_product(fade_(g @ states.mT, since), r, p.k.mT)
+    dk = fade_(p.v @ dstates.mT, until)
+    at_end = None if whole is None else end_gradient(whole, states, dstates, p.k.mT, dk)
+    add_product(dk, r.mT, p.q)
+    dv = scores(p.q, p.k, p.decays).mT @ g
+    add_product(dv, fade(p.k.mT, until), dstates)
+    if at_end is None:
+        return dq, dk, dv
+    return dq, dk, dv, decay_gradient((p.q * dq).sum(-1) - (p.v * dv).sum(-1), at_end)
 
 
 @_backward.register_fake
@@ -252,17 +342,18 @@ def forward(
     return output, final
 
 
+@exactly
 def everything(
     q: Tensor, k: Tensor, v: Tensor, initial: Tensor, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The non-causal form: every token sees all tokens of its sequence."""
-    chunks = Chunks.of(q.shape[1], cu_seqlens)
+    chunks = Chunks.of(q.shape[1], cu_seqlens, CHUNK)
     if chunks.packing is None:
         q, k, v = (x.to(initial.dtype) for x in (q, k, v))
         state = initial + torch.einsum("bthk,bthv->bhkv", k, v)
         return scale * torch.einsum("bthk,bhkv->bthv", q, state), state
     owner, whole = chunks.packing.sequence, Segment(chunks, 0, chunks.number)
-    q, k, v = (whole.split(x, initial.dtype)[0] for x in (q, k, v))  # [H, N, C, …]
-    state = initial.index_add(0, owner, (k.mT @ v).movedim(1, 0))
-    output = scale * (q @ state[owner].movedim(0, 1))
-    return chunks.join([output[None]]), state
+    q, k, v = (whole.split(x, initial.dtype) for x in (q, k, v))  # [N, H, C, …]
+    state = initial.index_add(0, owner, k.mT @ v)
+    output = (scale * (q @ state[owner])).movedim(1, 2).flatten(0, 1)
+    return chunks.join(output[None]), state

@@ -1,0 +1,5 @@
+"""Whole networks built of layers."""
+
+from rankone.models.encoder import Encoder, EncoderConfig
+
+__all__ = ["Encoder", "EncoderConfig"]

@@ -1,0 +1,1 @@
+"""Training of whole models: recipes, the loop, checkpoints, tables."""
