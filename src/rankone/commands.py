@@ -24,7 +24,7 @@ Mechanism = Literal[
     "all", "softmax", "linear", "performer", "rfa", "linformer", "nystromformer", "longformer",
     "bigbird", "long_short",
 ]  # fmt: skip
-TrainPreset = Literal["small", "arena"]
+TrainPreset = Literal["small", "laptop", "arena"]
 
 _RUNS = "(default: runs/PRESET)"
 _TRAINED = "(default: runs/TASK-PRESET)"
@@ -238,7 +238,7 @@ class Train:
     """The token mixer, or all of them with the same budget."""
 
     preset: TrainPreset = "small"
-    """How much work: small takes minutes on two cores, arena wants a GPU."""
+    """How much work: a smaller task, the arena's task in an hour or two, or all of it on a GPU."""
 
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_TRAINED)] = None
     """Folder of the results."""

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from rankone.layers import MECHANISMS, Layer, Projections, build
 
-POOLINGS = ("mean", "first", "max")
+POOLINGS = ("token", "mean", "first", "max")
 POSITIONS = ("learned", "sinusoidal", "none")
+_TABLES = 0.02
+"""Deviation of what tokens and places are embedded as, at first."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class EncoderConfig:
     mlp: int = 128
     """Width of the two-layer network of a block."""
     pooling: str = "mean"
-    """What of a sequence is classified: the mean or the largest of its tokens, or the first one."""
+    """What of a sequence is classified: a learned token before it (the arena's way), the mean or
+    the largest of its tokens, or the first one."""
     positions: str = "learned"
     """What is added to tokens for their places: learned, sinusoidal or none."""
     dropout: float = 0.0
@@ -67,7 +70,14 @@ class Encoder(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.dim, padding_idx=0)
         self.places: nn.Parameter | None = None
         if config.positions == "learned":
-            self.places = nn.Parameter(0.02 * torch.randn(config.max_length, config.dim))
+            self.places = nn.Parameter(torch.randn(config.max_length, config.dim))
+        with torch.no_grad():  # small, so that they learn fast; as large as each other
+            for table in (self.embedding.weight, self.places):
+                if table is not None:
+                    table.mul_(_TABLES)
+        self.summary: nn.Parameter | None = None
+        if config.pooling == "token":
+            self.summary = nn.Parameter(_TABLES * torch.randn(config.dim))
         mixers = _mixers(config)
         self.blocks = nn.ModuleList(_Block(mixer, config) for mixer in mixers)
         self.norm = nn.LayerNorm(config.dim)
@@ -109,14 +119,17 @@ class Encoder(nn.Module):
         if self.places is not None:
             x = x + self.places[:length]
         elif self.config.positions == "sinusoidal":
-            x = x + sinusoids(length, self.config.dim).to(x)
+            x = x + _TABLES * sinusoids(length, self.config.dim).to(x)
+        if self.summary is not None:
+            x = torch.cat([self.summary.expand(len(x), 1, -1), x], dim=1)
+            mask = torch.nn.functional.pad(mask, (1, 0), value=True)
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, mask)
         return self._pooled(self.norm(x), mask)
 
     def _pooled(self, x: Tensor, mask: Tensor) -> Tensor:
-        if self.config.pooling == "first":
+        if self.config.pooling in ("token", "first"):
             return x[:, 0]
         there = mask[..., None]
         if self.config.pooling == "max":
@@ -147,7 +160,7 @@ def _mixers(config: EncoderConfig) -> list[Layer]:
     """A layer for each block."""
     options = dict(config.options)
     if config.mechanism == "linformer":
-        options.setdefault("max_length", config.max_length)
+        options.setdefault("max_length", config.max_length + 1)  # with the token before it
         if options.get("share") == "layerwise":
             rank, length = options.pop("rank", 64), options.pop("max_length")
             options = {"projections": Projections(rank, length)}

@@ -96,7 +96,7 @@ class Training:
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """Those that are still to come."""
         g = torch.Generator().manual_seed(self.seed)
-        orders = self.splits.train.orders(self.recipe.batch, g)
+        orders = self.splits.train.orders(self.recipe.batch, g, grouped=self.recipe.grouped)
         numbered = islice(enumerate(orders), self.seen.step, self.recipe.steps)
         for step, which in numbered:
             yield step, self.splits.train.take(which).to(self.device)

@@ -60,7 +60,7 @@ def train(
     Args:
         task: one of listops, text, retrieval, image, pathfinder.
         mechanism: one of `rankone.layers.MECHANISMS`, or all.
-        preset: small takes minutes on two cores, arena wants a GPU.
+        preset: small is a smaller task, laptop the arena's with few steps, arena wants a GPU.
         data: the source of the examples, if a task has several.
         folder: one with CIFAR-10's binary version, for images.
         steps, batch, rate: instead of those of the preset.
@@ -80,7 +80,7 @@ def train(
     source = "cifar" if folder is not None else TASKS[task].source(data)[0]
     config = {"task": task, "data": source, "recipe": asdict(recipe), "seed": seed}
     prepare_folder(out, config, resume=resume, device=where.type)
-    began = time.monotonic()
+    stamp, began = provenance.collect(where.type), time.monotonic()
     with Narrator(quiet=quiet) as narrator:
         narrator.say(f"{task}: making {recipe.train + 2 * recipe.held} examples")
         sizes = (recipe.train, recipe.held, recipe.held)
@@ -103,7 +103,7 @@ def train(
     ]
     seconds = round(time.monotonic() - began, 1)
     path = out / "results.json"
-    write_json(path, provenance.collect(where.type) | {"seconds": seconds, "records": records})
+    write_json(path, stamp | {"seconds": seconds, "records": records})
     if not quiet:
         show(records)
         Console().print(f"{seconds:.0f} s; {path}", highlight=False, soft_wrap=True)
@@ -123,6 +123,7 @@ def encoder_for(task: str, mechanism: str, recipe: Recipe) -> EncoderConfig:
         heads=recipe.heads,
         mlp=recipe.mlp,
         dropout=recipe.dropout,
+        pooling=recipe.pooling,
         pair=facts.pair,
         options=OPTIONS.get(mechanism, {}),
     )
@@ -142,6 +143,7 @@ def _record(
         "accuracy": round(outcome.accuracy, 4),
         "standard_error": round(outcome.standard_error, 4),
         "majority": round(splits.test.majority, 4),
+        "first_token": round(splits.by_first_token, 4),
         "published": None if theirs is None else round(theirs.accuracy / 100, 4),
         "published_by": None if theirs is None else theirs.source,
         "small": recipe.small,
@@ -166,12 +168,24 @@ def show(records: list[Record]) -> None:
     title = f"{first['task']}: {told} ({kind}); {first['steps']} steps of {first['batch']}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("mechanism")
-    for head in ("accuracy %", "±", "majority %", "published %", "parameters", "seconds"):
+    heads = (
+        "accuracy %",
+        "±",
+        "majority %",
+        "first token %",
+        "published %",
+        "parameters",
+        "seconds",
+    )
+    for head in heads:
         table.add_column(head, justify="right")
     for r in records:
         theirs = "–" if r["published"] is None else f"{100 * r['published']:.1f}"
         table.add_row(
             r["mechanism"], f"{100 * r['accuracy']:.1f}", f"{100 * r['standard_error']:.1f}",
-            f"{100 * r['majority']:.1f}", theirs, f"{r['parameters']:,}", f"{r['seconds']:.0f}",
+            f"{100 * r['majority']:.1f}", f"{100 * r['first_token']:.1f}", theirs,
+            f"{r['parameters']:,}", f"{r['seconds']:.0f}",
         )  # fmt: skip
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(width=120, highlight=False)
+    console.print(table)

@@ -37,18 +37,31 @@ class Examples(NamedTuple):
         longest = int((tokens != PADDING).flatten(0, -2).any(0).nonzero().max()) + 1
         return Batch(tokens[..., :longest].long(), self.labels[which])
 
-    def orders(self, size: int, generator: Generator) -> Iterator[Tensor]:
-        """Which examples are in each batch, without end: each once before any comes again."""
+    def orders(self, size: int, generator: Generator, *, grouped: int = 1) -> Iterator[Tensor]:
+        """Which examples are in each batch, without end: each once before any comes again.
+
+        So many batches as `grouped` says share their examples out by length, for less padding.
+        """
         size = min(size, len(self.labels))
+        lengths = self.lengths
         while True:
             order = torch.randperm(len(self.labels), generator=generator)
-            for first in range(0, len(order) - size + 1, size):
-                yield order[first : first + size]
+            order = order[: len(order) // size * size]
+            for pool in order.split(size * grouped):
+                by_length = pool[lengths[pool].argsort(stable=True)] if grouped > 1 else pool
+                batches = by_length.split(size)
+                for n in torch.randperm(len(batches), generator=generator).tolist():
+                    yield batches[n]
 
     def in_order(self, size: int) -> Iterator[Batch]:
-        """Batches of all examples, once."""
-        for first in range(0, len(self.labels), size):
-            yield self.take(torch.arange(first, min(first + size, len(self.labels))))
+        """Batches of all examples, once, the shortest first."""
+        for which in self.lengths.argsort(stable=True).split(size):
+            yield self.take(which)
+
+    @property
+    def lengths(self) -> Int[Tensor, " N"]:
+        """Tokens of each example, of pairs those of both."""
+        return (self.tokens != PADDING).flatten(1).sum(1)
 
     @property
     def majority(self) -> float:
@@ -62,6 +75,17 @@ class Splits(NamedTuple):
     train: Examples
     validation: Examples
     test: Examples
+
+    @property
+    def by_first_token(self) -> float:
+        """The accuracy of the most frequent label of those that begin with the same token, of pairs
+        whose first sequences do."""
+        (seen, labels), (first, truth) = (
+            (part.tokens.flatten(1)[:, 0].long(), part.labels) for part in (self.train, self.test)
+        )
+        count = torch.zeros(256, int(max(labels.max(), truth.max())) + 1, dtype=torch.long)
+        count.index_put_((seen, labels), torch.ones_like(labels), accumulate=True)
+        return float((count.argmax(1)[first] == truth).double().mean())
 
 
 def split(tokens: Tensor, labels: Tensor, sizes: tuple[int, int, int]) -> Splits:
