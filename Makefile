@@ -49,6 +49,8 @@ docs: $(VENV)/.run  ## docs/reproduction.md and the results in other pages, from
 	@echo "make docs: pages from the files in benchmarks/results"
 	@$(BIN)/python -m rankone.icl.docs_page
 	@$(BIN)/python -m rankone.bench.docs_page
+	@$(BIN)/python -m rankone.report.mechanisms
+	@$(BIN)/python -m rankone.report.measured
 
 ifdef PY
 test-gpu:  ## the tests that need an NVIDIA GPU

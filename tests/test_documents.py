@@ -14,13 +14,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.append(ROOT / "benchmarks/README.md")
 
+PAGES_WITH_CODE = ["README.md", "docs/laboratory.md", "docs/mechanisms.md", "docs/operations.md"]
+
 
 def code_of(page: str) -> str:
     text = (ROOT / page).read_text(encoding="utf-8")
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/laboratory.md", "docs/operations.md"])
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_code_runs_from_top_to_bottom(page):
     code = code_of(page)
     assert code

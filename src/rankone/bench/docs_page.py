@@ -85,7 +85,7 @@ def _sentence(result: dict[str, Any]) -> str:
             for name in PASSES:
                 mine = [r for r in records if (r["op"], r["pass"]) == (op, name)]
                 best = [r for r in mine if r["impl"] == ("triton" if _fused(mine) else "chunked")]
-                times = [r[f"times_{peer}"] for r in best if r[f"times_{peer}"]]
+                times = [r[f"times_{peer}"] for r in best if r.get(f"times_{peer}")]
                 if times:
                     told.append(f"{digits(min(times))} to {digits(max(times))} ({LABELS[name]})")
             if told:

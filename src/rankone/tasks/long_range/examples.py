@@ -47,15 +47,15 @@ class Examples(NamedTuple):
         while True:
             order = torch.randperm(len(self.labels), generator=generator)
             order = order[: len(order) // size * size]
-            for pool in order.split(size * grouped):
+            for pool in torch.split(order, size * grouped):
                 by_length = pool[lengths[pool].argsort(stable=True)] if grouped > 1 else pool
-                batches = by_length.split(size)
+                batches = torch.split(by_length, size)
                 for n in torch.randperm(len(batches), generator=generator).tolist():
                     yield batches[n]
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """Batches of all examples, once, the shortest first."""
-        for which in self.lengths.argsort(stable=True).split(size):
+        for which in torch.split(self.lengths.argsort(stable=True), size):
             yield self.take(which)
 
     @property
