@@ -21,6 +21,7 @@ class BigBird(Layer):
         block: tokens of a block.
         random: random blocks that each block sees.
         seed: which ones; of its own for every layer of a model.
+        impl: see `rankone.ops.sparse_attention.block_attention`.
 
     Zaheer et al. 2020, section 2 (internal transformer construction).
     """
@@ -42,6 +43,7 @@ class BigBird(Layer):
         block: int = 64,
         random: int = 3,
         seed: int = 0,
+        impl: str = "auto",
         **options: Any,
     ) -> None:
         super().__init__(dim, heads, **options)
@@ -49,13 +51,13 @@ class BigBird(Layer):
             raise ValueError(
                 f"block must be at least 1 and random at least 0, got {block} and {random}"
             )
-        self.block, self.random, self.seed = block, random, seed
+        self.block, self.random, self.seed, self.impl = block, random, seed, impl
 
     def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Blocks of real tokens."""
         compact = Compact.of(x, mask)
         output = block_attention(
             *self.project(compact.x), block=self.block, random=self.random, seed=self.seed,
-            lengths=compact.lengths,
+            lengths=compact.lengths, impl=self.impl,
         )  # fmt: skip
         return compact.restore(output)

@@ -40,6 +40,8 @@ class LongShort(Layer):
         rank: r, projected keys; causal, of each chunk.
         window: tokens on each side; causal, before the token.
         chunk: tokens of a chunk; causal only.
+        impl: of the window where the layer is not causal, see
+            `rankone.ops.sparse_attention.window_attention`.
 
     Zhu et al. 2021, sections 3.2 to 3.4, without the relative positions of its language models.
     """
@@ -63,6 +65,7 @@ class LongShort(Layer):
         rank: int | None = None,
         window: int = 128,
         chunk: int = 16,
+        impl: str = "auto",
         **options: Any,
     ) -> None:
         super().__init__(dim, heads, **options)
@@ -72,7 +75,7 @@ class LongShort(Layer):
                 f"rank and chunk must be at least 1 and window at least 0, "
                 f"got {rank}, {chunk} and {window}"
             )
-        self.rank, self.window, self.chunk = rank, window, chunk
+        self.rank, self.window, self.chunk, self.impl = rank, window, chunk, impl
         inner = heads * self.head_dim
         self.projection = nn.Linear(dim, heads * rank)
         self.near_norm, self.far_norm = nn.LayerNorm(inner), nn.LayerNorm(inner)
@@ -85,7 +88,9 @@ class LongShort(Layer):
         q, k, v = self.project(compact.x)
         k, v = self._normed(self.near_norm, k), self._normed(self.near_norm, v)
         far = self._far(compact.x[:, None], k[:, None], v[:, None], _one(compact.mask))
-        output = window_attention(q, k, v, window=self.window, seen=compact.mask, shared=far)
+        output = window_attention(
+            q, k, v, window=self.window, seen=compact.mask, shared=far, impl=self.impl
+        )
         return compact.restore(output)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:

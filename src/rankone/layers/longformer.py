@@ -32,6 +32,7 @@ class Longformer(Layer):
         window: tokens on each side.
         dilation: distance of the tokens in a window; one number, or one a head.
         global_tokens: how many of the first real tokens are global.
+        impl: of the windows, see `rankone.ops.sparse_attention.window_attention`.
 
     Beltagy et al. 2020, section 3.
     """
@@ -55,6 +56,7 @@ class Longformer(Layer):
         window: int = 128,
         dilation: int | Sequence[int] = 1,
         global_tokens: int = 0,
+        impl: str = "auto",
         **options: Any,
     ) -> None:
         super().__init__(dim, heads, **options)
@@ -71,6 +73,7 @@ class Longformer(Layer):
         if self.causal and global_tokens:
             raise ValueError("global tokens see the future: they need causal=False")
         self.window, self.dilations, self.global_tokens = window, dilations, global_tokens
+        self.impl = impl
         self.global_query: nn.Linear | None = None
         if global_tokens:
             inner, bias = heads * self.head_dim, self.query.bias is not None
@@ -107,7 +110,7 @@ class Longformer(Layer):
     ) -> Tensor:
         """Heads of one dilation together."""
         options: dict[str, Any] = {"window": self.window, "causal": self.causal, "seen": seen}
-        options |= {"shared_seen": shared_seen}
+        options |= {"shared_seen": shared_seen, "impl": self.impl}
         if len(set(self.dilations)) == 1:
             return window_attention(q, k, v, dilation=self.dilations[0], shared=shared, **options)
         output = torch.empty_like(v)

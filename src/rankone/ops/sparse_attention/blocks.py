@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rankone.ops.sparse_attention import flex
 from rankone.ops.sparse_attention.dense import attention
 
 _TRIES = 32
@@ -87,6 +88,7 @@ def block_attention(
     lengths: Int[Tensor, " B"] | None = None,
     drawn: Int[Tensor, "H N R"] | None = None,
     scale: float | None = None,
+    impl: str = "auto",
 ) -> Float[Tensor, "B T H V"]:
     """Softmax attention to a window of blocks, the first and last block, and random blocks.
 
@@ -98,6 +100,7 @@ def block_attention(
             is that of the sequence, so that padding changes nothing.
         drawn: the random blocks of all heads and blocks, instead of those of the seed.
         scale: K^-0.5 by default.
+        impl: auto, chunked (any device) or flex (FlexAttention, on a GPU).
 
     Cost: time O(T (5 + random) block (K + V)).
 
@@ -107,6 +110,8 @@ def block_attention(
         raise ValueError(f"block must be at least 1 and random at least 0, got {block}, {random}")
     B, T, H, _ = q.shape
     most = -(-T // block)
+    fits = block in (32, 64, 128) and most <= flex.MOST_BLOCKS
+    fused = flex.choose(impl, q.device, dtype=q.dtype, fits=fits) == "flex"
     if lengths is None:
         lengths = torch.full((B,), T, device=q.device)
     number = ((lengths + block - 1) // block).clamp_min(1)
@@ -121,6 +126,10 @@ def block_attention(
         index = drawn.to(q.device).expand(B, *drawn.shape)
         extra = Blocks(index, torch.ones_like(index, dtype=torch.bool))
     seen = _all_slots(number, most, extra)
+    if fused:
+        mask = flex.block_mask(most * block, _table(seen, number), lengths, side=block)
+        fused_output: Tensor = flex.attend(q, k, v, mask, scale=scale, side=block)
+        return fused_output.movedim(1, 2)[:, :T] * there[:, :T, None, None]
     rows = torch.unflatten(q, 2, (most, block)).flatten(0, 2)[:, None]  # [B H N, 1, C, K]
     keys, values = (_gather(x, seen.which, block) for x in (k, v))
     inside = torch.unflatten(there, 1, (most, block))[:, None].expand(-1, H, -1, -1)
@@ -152,6 +161,17 @@ def _all_slots(number: Tensor, most: int, extra: Blocks) -> Blocks:
     there = there[:, None].expand(-1, H, -1, -1)
     pairs = zip((index, there), extra, strict=True)
     return Blocks(*(torch.cat(pair, dim=-1) for pair in pairs))
+
+
+def _table(seen: Blocks, number: Tensor) -> Tensor:
+    """[B, H, N, N]: whether a block sees another, the first and the last one all."""
+    most = seen.which.shape[2]
+    table = torch.zeros(*seen.which.shape[:2], most, most, dtype=torch.int8, device=number.device)
+    table = table.scatter_add(-1, seen.which, seen.there.to(torch.int8)) > 0
+    block = torch.arange(most, device=number.device)
+    last = (number - 1)[:, None]
+    whole = ((block == 0) | (block == last))[:, None, :, None]
+    return (table | whole) & (block <= last)[:, None, None]
 
 
 def _gather(x: Tensor, index: Tensor, block: int) -> Tensor:

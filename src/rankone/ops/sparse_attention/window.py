@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rankone.ops.sparse_attention import flex
 from rankone.ops.sparse_attention.dense import attention
 
 SMALLEST = 64
@@ -30,6 +31,7 @@ def window_attention(
     shared: tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H V"]] | None = None,
     shared_seen: Bool[Tensor, "B S"] | None = None,
     scale: float | None = None,
+    impl: str = "auto",
 ) -> Float[Tensor, "B T H V"]:
     """Softmax attention of every token to its window and to shared keys, in one softmax.
 
@@ -43,6 +45,7 @@ def window_attention(
         shared: keys and values that every token sees.
         shared_seen: False for shared keys that are not there.
         scale: K^-0.5 by default.
+        impl: auto, chunked (any device) or flex (FlexAttention, on a GPU).
 
     A token that sees nothing gets 0. Cost: time O(T (window + S) (K + V)).
 
@@ -60,6 +63,8 @@ def window_attention(
         raise ValueError(f"dilation must be at least 1, got {dilation}")
     B, T = q.shape[:2]
     residues = min(dilation, T)
+    if flex.choose(impl, q.device, dtype=q.dtype) == "flex":
+        return _by_flex(q, k, v, residues, window, causal, seen, shared, shared_seen, scale)
     length = -(-T // residues)
     span = min(window, length - 1)  # what lies beyond is nothing
     size = min(length, max(span, SMALLEST))
@@ -77,6 +82,33 @@ def window_attention(
         there = torch.cat([there, others], dim=2)
     output = attention(queries, keys, values, seen=there[:, None], scale=scale)
     return cut.join(output)
+
+
+def _by_flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    step: int,
+    window: int,
+    causal: bool,
+    seen: Tensor | None,
+    shared: tuple[Tensor, Tensor] | None,
+    shared_seen: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    """Tokens that are congruent modulo the dilation as sequences of their own."""
+    T = q.shape[1]
+    if step > 1:
+        seen = q.new_ones(q.shape[:2], dtype=torch.bool) if seen is None else seen
+        q, k, v, seen = (flex.strided(x, step) for x in (q, k, v, seen))
+        if shared is not None:
+            shared = _repeat(shared[0], step), _repeat(shared[1], step)
+        shared_seen = None if shared_seen is None else _repeat(shared_seen, step)
+    output = flex.windows(
+        q, k, v, window=window, causal=causal, seen=seen, shared=shared, shared_seen=shared_seen,
+        scale=scale,
+    )  # fmt: skip
+    return flex.together(output, step, T) if step > 1 else output
 
 
 def _repeat(x: Tensor, copies: int) -> Tensor:
