@@ -265,7 +265,10 @@ def bench(
     from rankone.bench.approximation_summary import publish
 
     if redraw is not None:
-        return publish(redraw, read_json(redraw))
+        found = read_json(redraw)
+        if not isinstance(found, dict) or not (found.get("records") and found.get("features")):
+            raise ValueError(f"{redraw} is no result of rankone bench approximation")
+        return publish(redraw, found)
     plan = plan or (QUICK if quick else Plan())
     checkout = Path("benchmarks").is_dir() and Path("src/rankone").is_dir()
     folder = Path("runs") if quick else Path("benchmarks/results") if checkout else Path()

@@ -93,8 +93,9 @@ def plot(result: dict[str, Any]) -> bytes:
                 )  # fmt: skip
         axes.set_title(data)
         axes.set_xlabel("features, rank, landmarks or tokens")
-        log_axis(axes)
-        lengths_axis(axes, sorted({r["count"] for r in own}))
+        if own:
+            log_axis(axes)
+            lengths_axis(axes, sorted({r["count"] for r in own}))
     panels[0][0].set_ylabel("relative error beside softmax")
     handles = [
         Line2D(

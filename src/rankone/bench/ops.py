@@ -52,7 +52,10 @@ def bench(
     there and for a file that cannot be resumed.
     """
     if redraw is not None:
-        return _publish(redraw, read_json(redraw))
+        found = read_json(redraw)
+        if not isinstance(found, dict) or not found.get("records"):
+            raise ValueError(f"{redraw} is no result of rankone bench ops")
+        return _publish(redraw, found)
     if op not in ("all", *OPS):
         raise ValueError(f"op must be one of all, {', '.join(OPS)}, got {op!r}")
     if minutes is not None and not minutes > 0:

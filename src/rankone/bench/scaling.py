@@ -160,6 +160,8 @@ class Measurement:
             calls = {
                 key: call for key, call in calls.items() if self._runs(key, length, name, call)
             }
+            if not calls:
+                continue
             for key, timing in self.clock.race(calls).items():
                 self.records.append(
                     {
@@ -264,27 +266,29 @@ def bench(
     from rankone.bench.scaling_summary import publish
 
     if redraw is not None:
-        return publish(redraw, read_json(redraw))
+        return publish(redraw, _result(redraw))
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
     where = pick_device(device)
     plan = plan or (QUICK if quick else GPU if where.type == "cuda" else CPU)
     path = _default_path(where, quick) if out is None else out
-    stamp, began, records = provenance.collect(where.type), time.monotonic(), []
-    if resume and path.is_file():
-        records = _resumed(path, stamp)
+    stamp, began = provenance.collect(where.type), time.monotonic()
+    earlier = _resumed(path, stamp, plan) if resume and path.is_file() else {}
+    records: list[Record] = earlier.get("records", [])
     run = Measurement(plan, where, records)
     with Narrator() as narrator, narrator.stage("lengths", 1 + len(plan.lengths)) as advance:
         run.compare()
         advance()
         for length in plan.lengths:
-            if minutes is not None and time.monotonic() - began > 60 * minutes:
+            if minutes is not None and records and time.monotonic() - began > 60 * minutes:
                 narrator.say(f"the time was up at T = {length}: --resume measures the rest")
                 break
             run.length(length)
+            seconds = earlier.get("seconds", 0.0) + time.monotonic() - began
+            busy = [x for x in (earlier.get("other_cores"), run.clock.other_cores) if x is not None]
             content = stamp | {
-                "other_cores": run.clock.other_cores,
-                "seconds": round(time.monotonic() - began, 1),
+                "other_cores": max(busy, default=None),
+                "seconds": round(seconds, 1),
                 "exponents": exponents(records, plan.fit_from),
                 "crossovers": crossovers(records),
                 "records": records,
@@ -304,17 +308,31 @@ def _default_path(where: torch.device, quick: bool) -> Path:
     return (Path("benchmarks/results") if checkout else Path()) / f"{name}.json"
 
 
-def _resumed(path: Path, stamp: Record) -> list[Record]:
+def _result(path: Path) -> dict[str, Any]:
+    """The content of a file of results."""
     found = read_json(path)
-    if not isinstance(found, dict) or not isinstance(found.get("records"), list):
-        raise ValueError(f"{path} is no result of rankone bench scaling: it cannot be resumed")
-    for name in ("device", "versions", "commit", "threads"):
-        if found.get(name) != stamp[name]:
+    if not isinstance(found, dict) or not found.get("records") or "crossovers" not in found:
+        raise ValueError(f"{path} is no result of rankone bench scaling")
+    return found
+
+
+def _resumed(path: Path, stamp: Record, plan: Plan) -> dict[str, Any]:
+    """What the file holds, if it was measured here, by this code and plan."""
+    found = _result(path)
+    now = {name: stamp[name] for name in ("device", "versions", "commit", "threads")}
+    for name, here in now.items():
+        if found.get(name) != here:
             raise ValueError(
-                f"{path} cannot be resumed: its {name} is {found.get(name)}, here it is "
-                f"{stamp[name]}"
+                f"{path} cannot be resumed: its {name} is {found.get(name)}, here it is {here}"
             )
-    return list(found["records"])
+    sizes = {"dtype": str(plan.dtype).removeprefix("torch."), "D": plan.dim, "H": plan.heads}
+    for record in found["records"]:
+        for name, here in sizes.items():
+            if record[name] != here:
+                raise ValueError(
+                    f"{path} cannot be resumed: its {name} is {record[name]}, here it is {here}"
+                )
+    return found
 
 
 def exponents(records: list[Record], fit_from: int) -> list[Record]:

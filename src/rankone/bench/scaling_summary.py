@@ -41,7 +41,7 @@ def publish(path: Path, result: dict[str, Any]) -> Path:
 def show(result: dict[str, Any]) -> None:
     """A table for each pass: times, exponents, where softmax attention is overtaken."""
     console = Console(highlight=False)
-    console = console if console.is_terminal else Console(width=160, highlight=False)
+    console = console if console.is_terminal else Console(width=180, highlight=False)
     records = result["records"]
     first = records[0]
     sizes = f"D = {first['D']}, H = {first['H']}, {first['dtype']}"

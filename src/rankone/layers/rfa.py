@@ -49,7 +49,7 @@ class RFA(FeatureLayer):
         title="Random Feature Attention",
         paper="Peng et al. 2021",
         cost="T",
-        state="2 F V + 2 F a head",
+        state="2 F V + 2 F + 1 a head",
         exact="softmax attention of unit vectors in expectation; error ~ 1/√F",
         causal=True,
         streams=True,

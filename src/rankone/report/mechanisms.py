@@ -109,9 +109,10 @@ def write_pages(root: Path) -> list[Path]:
     pages = [root / name for name in PAGES]
     if not all(page.is_file() for page in pages):
         raise ValueError(f"{root.resolve()} is not a checkout of rankone: run this in its root")
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
-        write_text(page, replace_block(text, markdown(), "mechanisms"))
+    table = markdown()
+    texts = [replace_block(page.read_text(encoding="utf-8"), table, "mechanisms") for page in pages]
+    for page, text in zip(pages, texts, strict=True):
+        write_text(page, text)
     return pages
 
 
