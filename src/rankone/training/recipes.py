@@ -45,7 +45,7 @@ SMALL = Recipe(
 """A smaller form of the task."""
 
 LAPTOP = Recipe(
-    steps=600, batch=32, rate=2e-3, warm_up=60, train=20_000, held=2000, dropout=0.0, checks=3
+    steps=300, batch=32, rate=2e-3, warm_up=30, train=10_000, held=1000, dropout=0.0, checks=2
 )
 """The arena's task, with no more steps than two cores make while one waits."""
 
