@@ -15,7 +15,8 @@ _NEEDS_TRITON = re.compile(r"^(import|from) triton\b", re.MULTILINE)
 def pytest_configure(config: pytest.Config) -> None:
     import torch
 
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    asked = int(os.environ.get("OMP_NUM_THREADS") or 2)
+    torch.set_num_threads(min(2, os.cpu_count() or 1, asked))
     if not torch.cuda.is_available():
         # Triton reads this when a kernel is defined: from here on kernels are interpreted.
         os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -54,7 +54,7 @@ class Narrator:
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
-        self._progress.console.print(text, highlight=False)
+        self._progress.console.print(text, highlight=False, markup=False)
 
     @contextmanager
     def stage(self, name: str, total: int, *, done: int = 0) -> Iterator[Callable[[], None]]:

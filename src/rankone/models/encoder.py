@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -99,6 +101,10 @@ class Encoder(nn.Module):
         Without a mask tokens that are 0 are padding. A pair (a, b) is classified by
         [a, b, a b, a - b].
         """
+        pair = self.config.pair
+        if tokens.dim() != 2 + pair or (pair and tokens.shape[1] != 2):
+            wanted = "[B, 2, T]" if pair else "[B, T]"
+            raise ValueError(f"tokens must have shape {wanted}, got {list(tokens.shape)}")
         mask = tokens != 0 if mask is None else mask
         pooled = self.encode(tokens.flatten(0, -2), mask.flatten(0, -2))
         if self.config.pair:
@@ -133,7 +139,8 @@ class Encoder(nn.Module):
             return x[:, 0]
         there = mask[..., None]
         if self.config.pooling == "max":
-            return x.masked_fill(~there, -torch.inf).amax(1)
+            largest = x.masked_fill(~there, -torch.inf).amax(1)
+            return largest.masked_fill(~there.any(1), 0.0)
         return (x * there).sum(1) / there.sum(1).clamp_min(1)
 
 
@@ -162,8 +169,9 @@ def _mixers(config: EncoderConfig) -> list[Layer]:
     if config.mechanism == "linformer":
         options.setdefault("max_length", config.max_length + 1)  # with the token before it
         if options.get("share") == "layerwise":
+            del options["share"]
             rank, length = options.pop("rank", 64), options.pop("max_length")
-            options = {"projections": Projections(rank, length)}
+            options["projections"] = Projections(rank, length)
     seeded = config.mechanism in MECHANISMS and "seed" in _parameters(config.mechanism)
     first = options.get("seed", 0)
     return [
@@ -175,9 +183,8 @@ def _mixers(config: EncoderConfig) -> list[Layer]:
     ]  # fmt: skip
 
 
-def _parameters(mechanism: str) -> tuple[str, ...]:
-    code = MECHANISMS[mechanism].__init__.__code__
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+def _parameters(mechanism: str) -> Iterable[str]:
+    return signature(MECHANISMS[mechanism]).parameters
 
 
 def sinusoids(length: int, dim: int) -> Float[Tensor, "T D"]:

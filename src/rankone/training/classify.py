@@ -172,6 +172,10 @@ class Training:
         for name, x in tensors.items():
             part, rest = name.split(".", 1)
             parts[part][rest] = x
+        shapes = {name: x.shape for name, x in self.model.state_dict().items()}
+        found = [{n: x.shape for n, x in parts[part].items()} for part in ("model", "best")]
+        if found != [shapes, shapes]:
+            raise ValueError(f"{out / CHECKPOINT} is of another model; delete it to begin anew")
         self.model.load_state_dict(parts["model"])
         self.best = {name: x.to(self.device) for name, x in parts["best"].items()}
         state = self.optimizer.state_dict()
@@ -196,4 +200,6 @@ def read_outcome(folder: Path) -> Outcome | None:
     if not path.exists():
         return None
     found = read_json(path)
+    if not isinstance(found, dict) or not found.keys() >= set(Outcome._fields):
+        raise ValueError(f"{path} is not the result of a training; delete it to begin anew")
     return Outcome(**{name: found[name] for name in Outcome._fields})

@@ -18,7 +18,7 @@ from rankone.models import EncoderConfig
 from rankone.progress import Narrator
 from rankone.results import prepare_folder
 from rankone.storage import write_json
-from rankone.tasks.long_range import TASKS, Splits, load
+from rankone.tasks.long_range import TASKS, Splits, check_folder, load
 from rankone.tasks.long_range.published import published
 from rankone.training.classify import Outcome, Training, read_outcome
 from rankone.training.recipes import Recipe, recipe_for
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rfa": {"features": 64},
     "linformer": {"rank": 128, "share": "layerwise"},
     "nystromformer": {"landmarks": 128, "convolution": 35},
-    "longformer": {"window": 64},
+    "longformer": {"window": 64, "global_tokens": 1},
     "bigbird": {"block": 32},
     "long_short": {"rank": 32, "window": 64},
 }
@@ -76,6 +76,7 @@ def train(
         recipe_for(task, preset, steps=steps, batch=batch, rate=rate),
         pick_device(device),
     )
+    check_folder(task, data, folder)
     names = tuple(MECHANISMS) if mechanism == "all" else (mechanism,)
     source = "cifar" if folder is not None else TASKS[task].source(data)[0]
     config = {"task": task, "data": source, "recipe": asdict(recipe), "seed": seed}
@@ -106,7 +107,7 @@ def train(
     write_json(path, stamp | {"seconds": seconds, "records": records})
     if not quiet:
         show(records)
-        Console().print(f"{seconds:.0f} s; {path}", highlight=False, soft_wrap=True)
+        Console().print(f"{seconds:.0f} s; {path}", highlight=False, markup=False, soft_wrap=True)
     return path
 
 

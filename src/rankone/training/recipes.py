@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from rankone.tasks.long_range import TASKS
@@ -90,7 +91,7 @@ def recipe_for(
             raise ValueError(f"batch must be at least 1, got {batch}")
         recipe = replace(recipe, batch=batch)
     if rate is not None:
-        if not rate > 0:
-            raise ValueError(f"rate must be positive, got {rate}")
+        if not 0 < rate < math.inf:
+            raise ValueError(f"rate must be positive and finite, got {rate}")
         recipe = replace(recipe, rate=rate)
     return recipe

@@ -62,7 +62,7 @@ def test_tokens_of_every_layer_are_those_of_the_linear_model(
 @pytest.mark.parametrize("wrong", ["plus", "c with w", "M after"])
 @torch.no_grad()
 def test_the_printed_versions_of_the_recursion_are_not_the_forward_pass(wrong):
-    model, gram = model_of("full", 2, 2, 3, 1), gram_of(prompts(2, 3, 8, 0).tokens)
+    model, gram = model_of("full", 3, 2, 3, 1), gram_of(prompts(2, 3, 8, 0).tokens)
     d, (P, Q) = 3, model.matrices()
     M, a = torch.eye(d).double().expand(2, d, d), torch.ones(2).double()
     u = w = torch.zeros(2, d).double()
@@ -99,6 +99,7 @@ def test_the_momentum_form_is_the_step_of_the_layer(kind, heads):
         torch.testing.assert_close(w, layers.w[:, layer + 1], rtol=1e-9, atol=1e-10)
 
 
+@torch.no_grad()
 def test_the_published_gamma_and_pi_have_one_factor_too_many():
     model, gram = model_of("diag", 3, 2, 4, 3), gram_of(prompts(5, 4, 12, 2).tokens)
     layers, form = implicit_models(model, gram), momentum_form(model, gram)

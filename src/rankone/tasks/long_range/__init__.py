@@ -110,6 +110,15 @@ TASKS: dict[str, Task] = {
 """All tasks by name."""
 
 
+def check_folder(task: str, data: str | None, folder: Path | None) -> None:
+    """Raises ValueError for a folder that no pictures can be read from."""
+    if folder is None:
+        return
+    if task != "image" or data is not None:
+        raise ValueError("a folder holds pictures: it is for the task image, without data")
+    image.check(folder)
+
+
 def load(
     task: str,
     sizes: Sizes,
@@ -122,9 +131,8 @@ def load(
     """The name of a task's source, and its examples; `folder` is one with CIFAR-10, for images."""
     if task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+    check_folder(task, data, folder)
     if folder is not None:
-        if task != "image" or data is not None:
-            raise ValueError("a folder holds pictures: it is for the task image, without data")
         return "cifar", image.cifar(folder)
     name, source = TASKS[task].source(data)
     options = TASKS[task].small if small else {}

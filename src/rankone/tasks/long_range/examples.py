@@ -38,7 +38,7 @@ class Examples(NamedTuple):
         return Batch(tokens[..., :longest].long(), self.labels[which])
 
     def orders(self, size: int, generator: Generator, *, grouped: int = 1) -> Iterator[Tensor]:
-        """Which examples are in each batch, without end: each once before any comes again.
+        """Which examples are in each batch, without end: none twice before all whole batches came.
 
         So many batches as `grouped` says share their examples out by length, for less padding.
         """

@@ -70,20 +70,30 @@ def cifar(folder: Path) -> Splits:
 
     The last 5,000 pictures for training are for validation.
     """
+    check(folder)
+    train = [_read(folder / f"{name}.bin") for name in _CIFAR]
+    tokens, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
+    kept = len(labels) - 5000
+    if kept < 1:
+        raise ValueError(
+            f"{folder} has {len(labels)} pictures for training, and 5,000 of them are for "
+            "validation; CIFAR-10 has 50,000, get it again"
+        )
+    return Splits(
+        Examples(tokens[:kept], labels[:kept]),
+        Examples(tokens[kept:], labels[kept:]),
+        Examples(*_read(folder / "test_batch.bin")),
+    )
+
+
+def check(folder: Path) -> None:
+    """Raises ValueError where a file is missing."""
     missing = [n for n in (*_CIFAR, "test_batch") if not (folder / f"{n}.bin").is_file()]
     if missing:
         raise ValueError(
             f"{folder} must hold CIFAR-10's binary version, but has no {missing[0]}.bin; the "
             "archive cifar-10-binary.tar.gz has it in its folder cifar-10-batches-bin"
         )
-    train = [_read(folder / f"{name}.bin") for name in _CIFAR]
-    tokens, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
-    kept = len(labels) - 5000
-    return Splits(
-        Examples(tokens[:kept], labels[:kept]),
-        Examples(tokens[kept:], labels[kept:]),
-        Examples(*_read(folder / "test_batch.bin")),
-    )
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:

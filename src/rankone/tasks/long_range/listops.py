@@ -3,7 +3,7 @@
 Trees are drawn as the Long Range Arena draws them (Tay et al. 2021, after Nangia and Bowman 2018):
 a node is an operator with probability 1/4 unless it is at the largest depth, an operator has two to
 ten arguments, and trees are kept whose length is between the bounds, once each. The most frequent
-answer is right for 17.5 % of them.
+answer is right for 17 % of them, the most frequent one for a list's first operator for 35 %.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import torch
 from rankone.tasks.long_range.examples import Splits, split
 
 VOCABULARY = 256
-"""Grey levels; the darkest is padding too, which makes no difference to an image without any."""
+"""Padding, and grey levels one more than themselves; 254 and 255 are one."""
 CHUNK = 500
 """Images that are drawn from one seed."""
 _LENGTH, _MARGIN, _SCALE = 2, 1, 2
@@ -102,7 +102,8 @@ def _draw_chunk(job: tuple[int, Scene, tuple[int, int]]) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     found = [draw(rng, scene) for _ in range(count)]
     pictures = np.stack([picture.reshape(-1) for picture, _ in found])
-    return pictures, np.array([label for _, label in found])
+    tokens = np.minimum(pictures, 254) + 1  # 0 is where no token is
+    return tokens, np.array([label for _, label in found])
 
 
 def draw(rng: np.random.Generator, scene: Scene) -> tuple[Array, int]:

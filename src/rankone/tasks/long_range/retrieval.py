@@ -87,7 +87,7 @@ def halves(sizes: Sizes = (10_000, 1_000, 1_000), *, longest: int = 4000, seed: 
             "take the data 'topics'"
         )
     rng.shuffle(files)
-    tenth = len(files) // 10
+    tenth = max(2, len(files) // 10)
     shares = [files[2 * tenth :], files[:tenth], files[tenth : 2 * tenth]]
     found: list[Pair] = []
     for share, size in zip(shares, sizes, strict=True):

@@ -106,7 +106,7 @@ def sources(sizes: Sizes = (20_000, 2_000, 2_000), *, longest: int = 4000, seed:
         for n in range(size):
             label = n % 2
             content = rng.choice(taken[label][part])
-            first = rng.randrange(max(1, len(content) - longest))
+            first = rng.randrange(max(1, len(content) - longest + 1))
             window = content[first : first + longest]
             examples.append((window.decode("latin-1"), label))
     return _splits(examples, sizes, longest)
@@ -132,8 +132,8 @@ def _shares(files: list[bytes], sizes: Sizes, rng: random.Random) -> list[list[b
             "take the data 'reviews'"
         )
     rng.shuffle(files)
-    held = max(1, round(len(files) * sizes[1] / sum(sizes)))
-    last = max(1, round(len(files) * sizes[2] / sum(sizes)))
+    most = (len(files) - 1) // 2
+    held, last = (min(max(1, round(len(files) * n / sum(sizes))), most) for n in sizes[1:])
     return [files[held + last :], files[:held], files[held : held + last]]
 
 
