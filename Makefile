@@ -28,6 +28,7 @@ help:  ## this list
 reproduce: $(VENV)/.run  ## Table 1 and the figures of the paper at laptop size, about 5 minutes
 	@echo "make reproduce: the laptop preset into $(OUT) (an interrupted run is continued)"
 	@$(BIN)/rankone icl reproduce all --preset laptop --out $(OUT) --resume
+	@$(BIN)/rankone icl page $(OUT) -o $(OUT)/page.html
 
 test: lint  ## lint, types and all tests
 	@echo "make test: the tests, and the examples in the documentation of the package"

@@ -14,6 +14,8 @@ from rankone.errors import BackendUnavailableError
 COMMANDS = [
     ["doctor"],
     ["icl", "reproduce"],
+    ["icl", "explain"],
+    ["icl", "page"],
     ["bench", "icl"],
     ["bench", "ops"],
     ["bench", "kernels"],
@@ -35,6 +37,8 @@ def calls(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
     recorder("rankone.icl.reproduce", "reproduce")
+    recorder("rankone.icl.explain", "explain")
+    recorder("rankone.icl.page", "write_page")
     recorder("rankone.icl.bench", "bench")
     recorder("rankone.bench.ops", "bench")
     recorder("rankone.bench.compiled", "show")

@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.append(ROOT / "benchmarks/README.md")
 
-PAGES_WITH_CODE = ["README.md", "docs/laboratory.md", "docs/mechanisms.md", "docs/operations.md"]
+PAGES_WITH_CODE = ["README.md"]
+PAGES_WITH_CODE += [
+    f"docs/{name}.md" for name in ("laboratory", "mechanisms", "operations", "theory")
+]
 
 
 def code_of(page: str) -> str:

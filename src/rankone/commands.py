@@ -87,6 +87,63 @@ class Reproduce:
 
 
 @dataclass(frozen=True)
+class Explain:
+    """Tell what every layer of trained models does: steps, preconditioning, memory, rescaling.
+
+    Models of a run are given prompts of some noise levels. Behind each layer stand implicit
+    weights; how they moved, and the noise for which ridge regression would have the same ones.
+    """
+
+    folder: Annotated[Positional[Path], arg(metavar="RUN")]
+    """A folder that `rankone icl reproduce` made; RUN/explain is written."""
+
+    kind: Literal["all", "full", "diag", "gd++"] = "all"
+    """Kind of the models."""
+
+    layers: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: deepest)")] = (
+        None
+    )
+    """Their depth."""
+
+    noise: str = "sigma_5"
+    """The noise that they were trained on, as the run names it."""
+
+    sigma: tuple[float, ...] = (0.0, 1.0, 3.0, 5.0)
+    """Standard deviations of the noise in the prompts."""
+
+    seed: int = 0
+    """Seed of the prompts."""
+
+    def run(self) -> None:
+        """Probe, print, write a file and a picture."""
+        from rankone.icl.explain import explain
+
+        options = dataclasses.asdict(self)
+        explain(run=options.pop("folder"), **options)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Write a page on which the trained models of a folder are stepped through in a browser.
+
+    It is one file and needs no network: kind, depth, noise and prompts are chosen on the page,
+    where the models run on the exported weights.
+    """
+
+    folder: Annotated[Positional[Path], arg(metavar="RUN")]
+    """Folder that `rankone icl reproduce` made."""
+
+    out: Annotated[Path, arg(metavar="FILE", aliases=("-o",))] = Path("page.html")
+    """File of the page."""
+
+    def run(self) -> None:
+        """Write it and print where it is."""
+        from rankone.icl.page import write_page
+
+        print(f"page: {write_page(run=self.folder, out=self.out)}")
+
+
+@dataclass(frozen=True)
 class BenchIcl:
     """Time one training step of the laboratory beside the plain PyTorch step, in one run."""
 
@@ -333,14 +390,14 @@ class BenchApproximation:
         bench(**dataclasses.asdict(self))
 
 
-# The suppressed None keeps a group of one command a group.
 @dataclass(frozen=True)
 class Icl:
     """The laboratory: what linear transformers learn in context."""
 
     command: (
         Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
-        | Annotated[None, tyro.conf.Suppress]
+        | Annotated[Explain, tyro.conf.subcommand("explain")]
+        | Annotated[Page, tyro.conf.subcommand("page")]
     )
 
 
@@ -358,7 +415,7 @@ class Bench:
 
 
 Command = (
-    Doctor | Mechanisms | Reproduce | Train
+    Doctor | Mechanisms | Reproduce | Explain | Page | Train
     | BenchIcl | BenchOps | BenchKernels | BenchScaling | BenchApproximation
 )  # fmt: skip
 Commands = (

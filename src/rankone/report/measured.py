@@ -1,7 +1,7 @@
-"""What was measured of the mechanisms, as parts of docs/mechanisms.md.
+"""What was measured, as parts of pages.
 
-`python -m rankone.report.measured` writes what stands between the marks `scaling`, `approximation`
-and `long-range` there, from the files in benchmarks/results.
+`python -m rankone.report.measured` writes what stands between the marks of `BLOCKS` in
+docs/mechanisms.md and docs/theory.md, from the files in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankone.bench.summary import digits
 from rankone.report.pages import replace_block
 from rankone.storage import read_json, write_text
 
 Result = dict[str, Any]
-PAGE = "docs/mechanisms.md"
 NOTHING = "Nothing was measured yet."
 _SHOWN = 3
 """Lengths of which times are shown, from the longest down by steps of 8."""
@@ -109,30 +108,55 @@ def learning_block(result: Result) -> str:
     return "\n\n".join(parts)
 
 
-BLOCKS: tuple[tuple[str, Callable[[Result], str], tuple[str, ...]], ...] = (
-    ("scaling", scaling_block, ("scaling-gpu", "scaling-cpu")),
-    ("approximation", approximation_block, ("approximation",)),
-    ("long-range", learning_block, ("long-range",)),
+def explain_block(result: Result) -> str:
+    """The noise as if which models act behind their last layer, by the noise that there is."""
+    records = [r for r in result["records"] if r["layer"] == r["layers"]]
+    levels = sorted({r["sigma"] for r in records})
+    lines = [_origin(result), "", *_head(["σ² of the prompts", *(digits(s**2) for s in levels)])]
+    for model, layers in dict.fromkeys((r["model"], r["layers"]) for r in records):
+        own = {r["sigma"]: r for r in records if (r["model"], r["layers"]) == (model, layers)}
+        cells = (digits(own[s]["ridge_variance"]) for s in levels)
+        lines.append(_row(f"{model.upper()}, {layers} layers", *cells))
+    return "\n".join(lines)
+
+
+class Block(NamedTuple):
+    """A part of a page."""
+
+    page: str
+    mark: str
+    write: Callable[[Result], str]
+    results: tuple[str, ...]
+    """Files in benchmarks/results, each with its picture if it has one."""
+
+
+BLOCKS = (
+    Block("docs/mechanisms.md", "scaling", scaling_block, ("scaling-gpu", "scaling-cpu")),
+    Block("docs/mechanisms.md", "approximation", approximation_block, ("approximation",)),
+    Block("docs/mechanisms.md", "long-range", learning_block, ("long-range",)),
+    Block("docs/theory.md", "explain", explain_block, ("explain",)),
 )
-"""Marks, what is written between them, and result files, each with its picture if it has one."""
 
 
-def write_page(root: Path) -> Path:
-    """Writes all parts in the checkout at `root`; the page's path."""
-    page, folder = root / PAGE, root / "benchmarks/results"
-    if not page.is_file() or not folder.is_dir():
+def write_pages(root: Path) -> list[Path]:
+    """Writes all parts in the checkout at `root`; the pages' paths."""
+    folder = root / "benchmarks/results"
+    pages = {block.page: root / block.page for block in BLOCKS}
+    if not folder.is_dir() or not all(page.is_file() for page in pages.values()):
         raise ValueError(f"{root.resolve()} is not a checkout of rankone: run this in its root")
-    text = page.read_text(encoding="utf-8")
-    for mark, block, names in BLOCKS:
+    texts = {name: page.read_text(encoding="utf-8") for name, page in pages.items()}
+    for block in BLOCKS:
         told = []
-        for name in names:
+        for name in block.results:
             if (folder / f"{name}.json").is_file():
-                told.append(block(read_json(folder / f"{name}.json")))
+                told.append(block.write(read_json(folder / f"{name}.json")))
                 if (folder / f"{name}.png").is_file():
-                    told.append(f"![{mark}](../benchmarks/results/{name}.png)")
-        text = replace_block(text, "\n\n".join(told) or NOTHING, mark)
-    write_text(page, text)
-    return page
+                    told.append(f"![{block.mark}](../benchmarks/results/{name}.png)")
+        block_text = "\n\n".join(told) or NOTHING
+        texts[block.page] = replace_block(texts[block.page], block_text, block.mark)
+    for name, text in texts.items():
+        write_text(pages[name], text)
+    return list(pages.values())
 
 
 def _of(records: list[Result], wanted: Result) -> list[Result]:
@@ -167,6 +191,7 @@ def _two(value: float | None) -> str:
 
 if __name__ == "__main__":
     try:
-        print(f"wrote {write_page(Path())}")
+        for written in write_pages(Path()):
+            print(f"wrote {written}")
     except (ValueError, OSError) as error:
         sys.exit(f"rankone: error: {error}")

@@ -144,9 +144,13 @@ def expected_loss(P, Q, gram, weights):
 
 
 def train(gram, weights, *, steps: int):
-    """Adam from small weights, all of P and Q free; larger ones may end in another minimum."""
+    """Adam, all of P and Q free, from small weights that lean to reading labels.
+
+    Without that they may end in another minimum, which reads <p, alpha> q, of rank one.
+    """
     g = torch.Generator().manual_seed(0)
     P, Q = (0.05 * torch.randn(1, 1, 4, 4, generator=g, dtype=torch.float64) for _ in range(2))
+    P[..., 3, 3] += 0.5
     P.requires_grad_(), Q.requires_grad_()
     optimiser = torch.optim.Adam([P, Q], lr=0.03)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
