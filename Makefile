@@ -32,7 +32,7 @@ reproduce: $(VENV)/.run  ## Table 1 and the figures of the paper at laptop size,
 
 test: lint  ## lint, types and all tests
 	@echo "make test: the tests, and the examples in the documentation of the package"
-	@$(BIN)/python -m pytest -q
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/.test  ## style and types
 	@echo "make lint: ruff and mypy"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rankone import provenance
+from rankone.allocation import keep_memory
 from rankone.bench.clock import Clock, Effort
 from rankone.bench.memory import apart, growth
 from rankone.bench.summary import slope
@@ -272,6 +273,8 @@ def bench(
     where = pick_device(device)
     plan = plan or (QUICK if quick else GPU if where.type == "cuda" else CPU)
     path = _default_path(where, quick) if out is None else out
+    if where.type == "cpu":
+        keep_memory()  # or sizes at which memory is new each time would cost more than others
     stamp, began = provenance.collect(where.type), time.monotonic()
     earlier = _resumed(path, stamp, plan) if resume and path.is_file() else {}
     records: list[Record] = earlier.get("records", [])

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankone import provenance
+from rankone.allocation import keep_memory
 from rankone.devices import pick_device
 from rankone.layers import MECHANISMS
 from rankone.models import EncoderConfig
@@ -81,6 +82,8 @@ def train(
     source = "cifar" if folder is not None else TASKS[task].source(data)[0]
     config = {"task": task, "data": source, "recipe": asdict(recipe), "seed": seed}
     prepare_folder(out, config, resume=resume, device=where.type)
+    if where.type == "cpu":
+        keep_memory()
     stamp, began = provenance.collect(where.type), time.monotonic()
     with Narrator(quiet=quiet) as narrator:
         narrator.say(f"{task}: making {recipe.train + 2 * recipe.held} examples")
