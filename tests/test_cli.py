@@ -16,6 +16,7 @@ COMMANDS = [
     ["icl", "reproduce"],
     ["icl", "explain"],
     ["icl", "page"],
+    ["icl", "experiment"],
     ["bench", "icl"],
     ["bench", "ops"],
     ["bench", "kernels"],
@@ -39,6 +40,7 @@ def calls(monkeypatch):
     recorder("rankone.icl.reproduce", "reproduce")
     recorder("rankone.icl.explain", "explain")
     recorder("rankone.icl.page", "write_page")
+    recorder("rankone.icl.experiments.run", "experiment")
     recorder("rankone.icl.bench", "bench")
     recorder("rankone.bench.ops", "bench")
     recorder("rankone.bench.compiled", "show")

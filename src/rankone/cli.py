@@ -26,6 +26,7 @@ _EXAMPLES = (
     "rankone icl reproduce table1 --preset smoke --out runs/smoke",
     "rankone icl page runs/laptop -o page.html",
     "rankone icl explain runs/laptop --noise sigma_5 --sigma 0 1 3 5",
+    "rankone icl experiment transfer --run runs/laptop",
     "rankone bench icl --quick",
     "rankone bench ops --quick",
     "rankone bench kernels --op delta_rule --keys 64 --values 64",

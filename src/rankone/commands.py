@@ -35,6 +35,11 @@ def _default(text: str) -> Any:
     return arg(metavar="FILE", help_behavior_hint=f"(default: {text} in a checkout)")
 
 
+def _default_folder(text: str) -> Any:
+    """The same for a folder that depends on another option."""
+    return arg(metavar="DIR", help_behavior_hint=f"(default: {text})")
+
+
 @dataclass(frozen=True)
 class Doctor:
     """Print versions, devices, threads, what is installed and what `auto` would choose."""
@@ -141,6 +146,35 @@ class Page:
         from rankone.icl.page import write_page
 
         print(f"page: {write_page(run=self.folder, out=self.out)}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Do an experiment that the paper left out; writes records and a figure.
+
+    minima: the minima of GD++ with two layers. transfer: trained models on other numbers of
+    examples, noises, covariances and tails. real_data: trained models on rows of data sets that
+    come with scikit-learn.
+    """
+
+    name: Positional[Literal["minima", "transfer", "real_data"]]
+    """Which one."""
+
+    folder: Annotated[Path, arg(name="run", metavar="RUN")] = Path("runs/laptop")
+    """Folder that `rankone icl reproduce` made; its models are used, and RUN/experiments is
+    written."""
+
+    out: Annotated[Path | None, _default_folder("RUN/experiments")] = None
+    """Another folder for the results."""
+
+    noise: str = "sigma_5"
+    """What the models were trained on."""
+
+    def run(self) -> None:
+        """Compute, print, write."""
+        from rankone.icl.experiments.run import experiment
+
+        experiment(name=self.name, run=self.folder, out=self.out, noise=self.noise)
 
 
 @dataclass(frozen=True)
@@ -398,6 +432,7 @@ class Icl:
         Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
         | Annotated[Explain, tyro.conf.subcommand("explain")]
         | Annotated[Page, tyro.conf.subcommand("page")]
+        | Annotated[Experiment, tyro.conf.subcommand("experiment")]
     )
 
 
@@ -415,7 +450,7 @@ class Bench:
 
 
 Command = (
-    Doctor | Mechanisms | Reproduce | Explain | Page | Train
+    Doctor | Mechanisms | Reproduce | Explain | Page | Experiment | Train
     | BenchIcl | BenchOps | BenchKernels | BenchScaling | BenchApproximation
 )  # fmt: skip
 Commands = (
