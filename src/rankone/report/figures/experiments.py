@@ -125,7 +125,7 @@ def fig_real_data(records: list[Record], noise: str) -> bytes:
                 text = f"explodes; median {r['median']:.3f}"
             axes.text(min(r["error"], most) + 0.02, height, text, va="center", fontsize=7)
         names: dict[str, str] = {**LABELS, "bayes": "Bayes"}
-        labels = [names.get(r["model"], r["model"]) for r in own]
+        labels = [str(names.get(r["model"], r["model"])) for r in own]
         axes.set_yticks(heights, labels)
         axes.set_xlim(0, most + 0.9)
         axes.set_title(data)
