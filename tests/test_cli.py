@@ -38,6 +38,7 @@ def calls(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
     recorder("rankone.icl.reproduce", "reproduce")
+    recorder("rankone.icl.ahn.reproduce", "reproduce_ahn")
     recorder("rankone.icl.explain", "explain")
     recorder("rankone.icl.page", "write_page")
     recorder("rankone.icl.experiments.run", "experiment")
@@ -85,9 +86,17 @@ def test_options_reach_the_reproduction(calls):
 @pytest.mark.parametrize("preset", get_args(commands.Preset))
 def test_every_target_goes_with_every_preset_and_has_a_folder(calls, target, preset):
     assert cli.main(["icl", "reproduce", target, "--preset", preset]) == 0
-    assert calls[0]["target"] == target
-    assert calls[0]["out"] == Path("runs") / preset
+    ahn = target == "ahn"
+    assert calls[0].get("target", "ahn") == target
+    assert calls[0]["preset"] == preset
+    assert calls[0]["out"] == Path("runs") / (target if ahn else preset)
     assert not calls[0]["resume"]
+
+
+def test_ahn_has_no_device_to_choose(calls, capsys):
+    assert cli.main(["icl", "reproduce", "ahn", "--device", "cuda"]) == 2
+    assert "leave out --device" in capsys.readouterr().err
+    assert not calls
 
 
 def test_options_reach_the_benchmark(calls):

@@ -24,6 +24,7 @@ _DESCRIPTION = """Linear transformers: a library, a command line and a laborator
 _EXAMPLES = (
     "rankone doctor",
     "rankone icl reproduce table1 --preset smoke --out runs/smoke",
+    "rankone icl reproduce ahn --preset smoke --out runs/ahn",
     "rankone icl page runs/laptop -o page.html",
     "rankone icl explain runs/laptop --noise sigma_5 --sigma 0 1 3 5",
     "rankone icl experiment transfer --run runs/laptop",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-Target = Literal["table1", "fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "all"]
+Target = Literal["table1", "fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "all", "ahn"]
 Preset = Literal["smoke", "laptop", "paper"]
 Device = Literal["auto", "cpu", "cuda"]
 Op = Literal["all", "linear_attention", "delta_rule"]
@@ -53,14 +53,18 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Make tables and figures of "Linear Transformers are Versatile In-Context Learners" again.
+    """Make the tables and figures of two papers again.
+
+    "Linear Transformers are Versatile In-Context Learners" (Vladymyrov et al. 2024), and with the
+    target ahn "Transformers learn to implement preconditioned gradient descent for in-context
+    learning" (Ahn et al. 2023).
 
     Trains the models, evaluates them, and writes tables, figures, a report, the trained models and
     the resolved configuration.
     """
 
     target: Positional[Target]
-    """What to make: the table, one figure, or all of them."""
+    """What to make of the first paper: the table, one figure, or all of them; or ahn."""
 
     preset: Preset = "laptop"
     """How much work: smoke takes seconds, laptop minutes on two cores, paper wants a GPU."""
@@ -79,16 +83,19 @@ class Reproduce:
 
     def run(self) -> None:
         """Reproduce the target."""
-        from rankone.icl.reproduce import reproduce
+        name = "ahn" if self.target == "ahn" else self.preset
+        out = self.out if self.out is not None else Path("runs") / name
+        chosen: dict[str, Any] = {"preset": self.preset, "resume": self.resume, "seed": self.seed}
+        if self.target == "ahn":
+            from rankone.icl.ahn.reproduce import reproduce_ahn
 
-        reproduce(
-            target=self.target,
-            preset=self.preset,
-            out=self.out if self.out is not None else Path("runs") / self.preset,
-            device=self.device,
-            resume=self.resume,
-            seed=self.seed,
-        )
+            if self.device == "cuda":
+                raise ValueError("ahn runs on the CPU: leave out --device")
+            reproduce_ahn(out=out, **chosen)
+        else:
+            from rankone.icl.reproduce import reproduce
+
+            reproduce(target=self.target, out=out, device=self.device, **chosen)
 
 
 @dataclass(frozen=True)

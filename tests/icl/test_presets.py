@@ -14,7 +14,7 @@ from rankone.tasks.noise import Categorical, Uniform, noise_from_name
 
 
 def test_the_command_line_offers_what_there_is():
-    assert get_args(commands.Target) == TARGETS
+    assert get_args(commands.Target) == (*TARGETS, "ahn")
     assert get_args(commands.Preset) == PRESET_NAMES
     assert set(KINDS) == set(MODEL_KINDS)
 

@@ -185,9 +185,11 @@ def our_row(row: dict[tuple[str, bool], Record]) -> Record:
 def digits(value: Any) -> str:
     """Three digits.
 
-    >>> digits(0.012345), digits(1.5), digits(1234.5), digits(None)
-    ('0.0123', '1.50', '1234', '–')
+    >>> digits(0.012345), digits(1.5), digits(1234.5), digits(2.5e9), digits(None)
+    ('0.0123', '1.50', '1234', '2.5e+09', '–')
     """
     if value is None:
         return "–"
+    if value >= 1e7:
+        return f"{value:.2g}"
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
